@@ -1,0 +1,1 @@
+"""Words that every layer uses: tensor types, source locations and errors."""

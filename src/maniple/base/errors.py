@@ -1,0 +1,67 @@
+"""The error tree.
+
+Every error says what is wrong, where (the op and the user's line), what was expected and what to try.
+
+```
+ManipleError
+ +- ParseError       a text form that does not parse
+ +- StrategyError    a strategy that is malformed or does not fit the model
+ +- CaptureError     a step that cannot be turned into a program
+ +- VerifyError      a program or plan that breaks an invariant
+ +- ShardingError    a layout that cannot be realised
+ +- LoweringError    a sharded program that cannot become tasks
+ +- EngineError      a failure while a step runs
+```
+"""
+
+from __future__ import annotations
+
+from maniple.base.location import Location
+
+
+class ManipleError(Exception):
+    """Root of all errors raised on purpose.
+
+    Args:
+        what: one sentence that says what is wrong.
+        where: the user's line, if it is known.
+        hint: what to try.
+    """
+
+    def __init__(self, what: str, *, where: Location | None = None, hint: str = "") -> None:
+        """Compose the message from its three parts."""
+        self.what, self.where, self.hint = what, where, hint
+        lines = [what]
+        if where is not None and where.file:
+            lines.append(f"  at {where}")
+        if hint:
+            lines.append(f"  try: {hint}")
+        super().__init__("\n".join(lines))
+
+
+class ParseError(ManipleError, ValueError):
+    """A text form that does not parse."""
+
+
+class StrategyError(ManipleError, ValueError):
+    """A strategy that is malformed or does not fit the model."""
+
+
+class CaptureError(ManipleError, RuntimeError):
+    """A training step that cannot be turned into a program."""
+
+
+class VerifyError(ManipleError, ValueError):
+    """A program or plan that breaks an invariant."""
+
+
+class ShardingError(ManipleError, ValueError):
+    """A layout that cannot be realised."""
+
+
+class LoweringError(ManipleError, RuntimeError):
+    """A sharded program that cannot become tasks."""
+
+
+class EngineError(ManipleError, RuntimeError):
+    """A failure while a step runs."""

@@ -1,0 +1,49 @@
+"""Where in the user's code an op comes from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_PATTERN = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+)(?: @(\S*))?')
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A line of the user's code and the module path it ran under.
+
+    Attributes:
+        file: path of the source file, empty if unknown.
+        line: 1-based line, 0 if unknown.
+        scope: dotted module path, e.g. `blocks.3.attn`; empty outside of a module.
+    """
+
+    file: str = ""
+    line: int = 0
+    scope: str = ""
+
+    def __str__(self) -> str:
+        """Return the form that people click on: `file:line (scope)`."""
+        return f"{self.file}:{self.line}" + (f" ({self.scope})" if self.scope else "")
+
+    def text(self) -> str:
+        r"""Return the form that `parse` reads.
+
+        >>> Location("a.py", 3, "blocks.0").text()
+        '"a.py":3 @blocks.0'
+        """
+        name = self.file.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{name}":{self.line}' + (f" @{self.scope}" if self.scope else "")
+
+    @staticmethod
+    def parse(text: str) -> Location | None:
+        """Return the location in `text`, None if there is none.
+
+        >>> Location.parse('"a.py":3 @blocks.0')
+        Location(file='a.py', line=3, scope='blocks.0')
+        """
+        match = _PATTERN.fullmatch(text.strip())
+        if match is None:
+            return None
+        file = re.sub(r"\\(.)", r"\1", match[1])
+        return Location(file, int(match[2]), match[3] or "")

@@ -1,0 +1,27 @@
+"""The table: every op there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from maniple.base.errors import VerifyError
+from maniple.ops.collectives import COLLECTIVES
+from maniple.ops.elementwise import ELEMENTWISE
+from maniple.ops.opdef import OpDef
+
+_FAMILIES = (ELEMENTWISE, COLLECTIVES)
+
+CATALOG: Final[Mapping[str, OpDef]] = MappingProxyType({row.name: row for family in _FAMILIES for row in family})
+
+
+def definition(name: str) -> OpDef:
+    """Return the row of op `name`.
+
+    Raises:
+        VerifyError: if there is none.
+    """
+    if name not in CATALOG:
+        raise VerifyError(f"there is no op {name!r} in the table")
+    return CATALOG[name]
