@@ -1,0 +1,37 @@
+# Everything runs from .venv, which `setup` makes; the stamp holds as long as pyproject.toml is older.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+STAMP := .venv/.setup-done
+
+# One thread per process: tests and engines bring their own parallelism.
+export OMP_NUM_THREADS := 1
+
+.PHONY: help setup test lint demo clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+setup: $(STAMP) ## make .venv with the pinned versions
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed; name one with make PYTHON=..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[torch,dev]'
+	@touch $@
+
+lint: setup ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports
+
+test: lint ## lint, then all tests
+	$(BIN)/pytest -n 2
+
+demo: setup ## train a character-level GPT on two logical devices and compare with one
+	$(BIN)/maniple train gpt2 --strategy "dp=2" --steps 50 --compare
+
+clean: ## remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build
