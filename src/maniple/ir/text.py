@@ -8,7 +8,8 @@ program {
   out %9 "fc.weight"
 }
 ```
-Attribute values are written as Python literals and read with `ast.literal_eval`; infinities and NaN as `"inf"`-like words `@inf`, `@-inf`, `@nan`.
+Attribute values are written as Python literals and read with `ast.literal_eval`; infinities and NaN as `"inf"`-like words `@inf`,
+`@-inf`, `@nan`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _WORD = r"[\w.:/$-]+"
 _VALUE = re.compile(rf"%({_WORD}): (\w+\[[\d,]*\])(\{{[^}}]*\}})?")
 _INPUT = re.compile(rf"in ({_VALUE.pattern}) (\w+) (\".*\")")
 _OUTPUT = re.compile(rf"(out|gradient) %({_WORD}) (\".*\")")
-_OP = re.compile(rf"(?:(.*?) = )?(\w+)\(((?:%{_WORD}(?:, )?)*)\)(?: \{{(.*)\}})? (forward|backward|update)(?: (\"[^@]*\":\d+(?: @\S*)?))?( \[)?")
+_OP = re.compile(
+    rf"(?:(.*?) = )?(\w+)\(((?:%{_WORD}(?:, )?)*)\)(?: \{{(.*)\}})? (forward|backward|update)(?: (\"[^@]*\":\d+(?: @\S*)?))?( \[)?"
+)
 
 
 def print_program(program: Program, indent: str = "") -> str:

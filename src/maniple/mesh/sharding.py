@@ -43,9 +43,7 @@ class AxisPart:
 
     def __str__(self) -> str:
         """Return the text form: `tp`, `tp/3` for three blocks, `tp*64` for units of 64."""
-        return (
-            self.axis + (f"/{self.blocks}" if self.blocks != 1 else "") + (f"*{self.unit}" if self.unit != 1 else "")
-        )
+        return self.axis + (f"/{self.blocks}" if self.blocks != 1 else "") + (f"*{self.unit}" if self.unit != 1 else "")
 
     @staticmethod
     def parse(text: str) -> AxisPart:
@@ -113,10 +111,7 @@ class Sharding:
 
     def local_shape(self, shape: tuple[int, ...], mesh: Mesh, point: Mapping[str, int] | None = None) -> tuple[int, ...]:
         """Return the shape that the device at `point` holds; the first device, whose shards are largest, by default."""
-        return tuple(
-            sum(hi - lo for lo, hi in intervals(n, parts, mesh, point or {}))
-            for n, parts in zip(shape, self.dims, strict=True)
-        )
+        return tuple(sum(hi - lo for lo, hi in intervals(n, parts, mesh, point or {})) for n, parts in zip(shape, self.dims, strict=True))
 
     def region(self, shape: tuple[int, ...], mesh: Mesh, point: Mapping[str, int]) -> tuple[tuple[Interval, ...], ...]:
         """Return, for each dim, the global ranges of indices that the device at `point` holds, in local order."""

@@ -53,9 +53,7 @@ class Builder:
             shown = ", ".join(str(value.type) for value in operands)
             raise VerifyError(f"{name}({shown}): {error}", where=self.location) from error
         results = tuple(self.fresh(kind) for kind in types)
-        self.ops.append(
-            Op(name, tuple(operands), results, sorted_attrs(attrs), phase=self.phase, location=self.location)
-        )
+        self.ops.append(Op(name, tuple(operands), results, sorted_attrs(attrs), phase=self.phase, location=self.location))
         return results
 
     def __call__(self, name: str, *operands: Value, like: TensorType | None = None, **attrs: Attr) -> Value:

@@ -27,6 +27,5 @@ def _infer(operands: Sequence[TensorType], _attrs: Attrs, _like: TensorType | No
 
 
 COLLECTIVES: tuple[OpDef, ...] = tuple(
-    OpDef(name, _infer, elementwise_factors, linear_in({0}), lambda _op: 0, moves_data=True)
-    for name in sorted(COMMUNICATING | LOCAL)
+    OpDef(name, _infer, elementwise_factors, linear_in({0}), lambda _op: 0, moves_data=True) for name in sorted(COMMUNICATING | LOCAL)
 )

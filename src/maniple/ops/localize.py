@@ -91,7 +91,7 @@ class _Localizer:
     def find(self, op: Op, rule: FactorRule, factor: str) -> tuple[int, tuple[AxisPart, ...]]:
         """Return the size of the dim that is `factor`, and the parts that split it."""
         sides = zip((*op.operands, *op.results), (*rule.operands, *rule.results), strict=True)
-        n, parts = rule.sizes[factor], ()
+        n, parts = rule.sizes[factor], tuple[AxisPart, ...]()
         for value, dims in sides:
             for at, dim in enumerate(dims):
                 if factor in dim and value.sharding and value.sharding.dims[at]:

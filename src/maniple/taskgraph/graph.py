@@ -24,8 +24,9 @@ TaskKind = Literal["compute", "collective"]
 class Buffer:
     """A distributed array.
 
-    Along an axis on which devices have memory of their own, every device holds its own local array. Along a shared axis there is one
-    allocation: split dims are views of it, a replicated value is stored once. A pending value has one partial per index of the pending axes.
+    Along an axis on which devices have memory of their own, every device holds its own local array. Along a shared axis there is
+    one allocation: split dims are views of it, a replicated value is stored once. A pending value has one partial per index of the
+    pending axes.
 
     Attributes:
         type: global type.
