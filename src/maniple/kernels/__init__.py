@@ -1,0 +1,1 @@
+"""Kernel backends: from a local program to something that runs."""

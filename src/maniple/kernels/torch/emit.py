@@ -1,0 +1,64 @@
+"""What a kernel table holds: for each op, how its Python expression is written.
+
+A table is a `Mapping[str, Emit]`. An `Emit` takes the op, whose types and attributes are local, and the expressions of its operands, and
+returns one Python expression: a tensor, or a tuple of tensors if the op has several results. The expression may use `torch`, `device`
+(where new tensors are made), `inf`, `nan` and the functions of the family's second table (a `Mapping[str, Callable]`), which suits
+whatever is longer than one or two calls. Shapes and attributes are written in as literals with `literal` and `dtype`.
+
+Operand expressions name tensors, with two exceptions: offset operands (and other rank-0 i64 inputs of a local program that say where
+a shard begins) name Python ints, and elementwise ops get rank-0 constants as Python literals. Operands are never changed in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import torch
+
+from maniple.ir.program import Attr, Op
+
+Emit = Callable[[Op, Sequence[str]], str]
+"""(op with local types, operand expressions) -> expression of its result, or of the tuple of its results."""
+
+TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
+    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+"""PyTorch's name of every dtype of `TensorType`."""
+
+MANIPLE_DTYPES: Final[Mapping[torch.dtype, str]] = {kind: name for name, kind in TORCH_DTYPES.items()}
+"""The other way round."""
+
+
+def literal(value: Attr) -> str:
+    """Return `value` as Python source.
+
+    >>> literal((1, float("-inf"), True, None))
+    '(1, -inf, True, None,)'
+
+    Raises:
+        TypeError: if `value` is not a number, a bool, a string, None or a tuple of them.
+    """
+    if type(value) is tuple:
+        return "(" + "".join(literal(item) + ", " for item in value).rstrip() + ")"
+    if type(value) is float and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if type(value) in (int, float, bool, str, type(None)):
+        return repr(value)
+    raise TypeError(f"attribute {value!r} cannot be written into a kernel")
+
+
+def dtype(name: str) -> str:
+    """Return the source that names a dtype.
+
+    >>> dtype("f32")
+    'torch.float32'
+    """
+    return str(TORCH_DTYPES[name])
+
+
+def offset(operands: Sequence[str], number: int) -> str:
+    """Return the expression of offset operand `number`, which is 0 where the op has none."""
+    return operands[number] if number < len(operands) else "0"
