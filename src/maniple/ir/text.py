@@ -27,7 +27,7 @@ from maniple.base.types import TensorType
 from maniple.ir.program import Attr, Input, InputKind, Op, Output, Phase, Program, Value, sorted_attrs
 from maniple.mesh.sharding import Sharding
 
-_WORD = r"[\w.:/$-]+"
+_WORD = r"[\w.:/$~-]+"
 _VALUE = re.compile(rf"%({_WORD}): (\w+\[[\d,]*\])(\{{[^}}]*\}})?")
 _INPUT = re.compile(rf"in ({_VALUE.pattern}) (\w+) (\".*\")")
 _OUTPUT = re.compile(rf"(out|gradient) %({_WORD}) (\".*\")")

@@ -1,0 +1,1 @@
+"""From a program and a strategy to a sharded program."""

@@ -1,0 +1,33 @@
+"""What propagation starts from: layouts of inputs, choices already made, and the rules of ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from maniple.ir.program import Op
+from maniple.mesh import AxisPart, Sharding
+from maniple.shard.options import Option
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Decisions that a strategy makes before propagation.
+
+    Attributes:
+        inputs: layout of each input, by name; replicated where nothing is said. State created by the program finds its layout here too.
+        options: for each axis the choices of a solver; ops without one follow their operands.
+        gradients: dim and part that split a parameter's gradient from the moment it is made (`zero=2`), by parameter name.
+        gathered: parameters stored split along `gather_axis` and gathered for each use outside the update (`zero=3`).
+        gather_axis: the axis of the above.
+        pins: layouts of values, by value name, that the user fixed.
+        order: axes from major to minor, for dims that several axes split.
+    """
+
+    inputs: Mapping[str, Sharding]
+    order: tuple[str, ...]
+    options: Mapping[str, Mapping[Op, Option]] = field(default_factory=dict)
+    gradients: Mapping[str, tuple[int, AxisPart]] = field(default_factory=dict)
+    gathered: frozenset[str] = frozenset()
+    gather_axis: str = ""
+    pins: Mapping[str, Sharding] = field(default_factory=dict)

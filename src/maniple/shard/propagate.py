@@ -1,0 +1,296 @@
+"""Propagation: every op gets a layout, and layout changes are inserted where operands lie otherwise.
+
+One walk in program order. Along each axis an op takes the solver's option if there is one, else follows its operands (`follow.py`). A
+layout change is made once, right before its first use, and shared by later uses, but for parameters under `zero=3`: those are gathered
+anew for each use, so that the gathered copy lives no longer than the use. Contract: reassociating.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from maniple.base.errors import ShardingError
+from maniple.base.location import Location
+from maniple.base.types import TensorType
+from maniple.ir.program import Input, Op, Output, Program, Value, sorted_attrs
+from maniple.mesh import AxisPart, Mesh, Sharding
+from maniple.ops import CATALOG, Builder, FactorRule, definition
+from maniple.shard.cost import CostModel
+from maniple.shard.follow import Operand, follow, is_free
+from maniple.shard.layouts import Layouts
+from maniple.shard.options import Along, Option, Split, making, replicated
+from maniple.shard.reshard import reshard
+
+Versions = dict[Sharding, Value]
+
+
+def propagate(program: Program, mesh: Mesh, layouts: Layouts, cost: CostModel) -> Program:
+    """Return the sharded program: a sharding on each value, layout changes as ops.
+
+    Raises:
+        ShardingError: if a pinned layout cannot be reached.
+    """
+    return _Propagation(program, mesh, layouts, cost).run()
+
+
+class _Propagation:
+    """The walk. Keys are values of the unsharded program, `versions` maps each to the sharded values that hold it."""
+
+    def __init__(self, program: Program, mesh: Mesh, layouts: Layouts, cost: CostModel) -> None:
+        self.program, self.mesh, self.layouts, self.cost = program, mesh, layouts, cost
+        self.versions: dict[Value, Versions] = {}
+        self.home: dict[Value, Sharding] = {}
+        self.weak: set[Value] = set()
+        self.free: dict[object, bool] = {}
+        self.maker: dict[Value, Op] = {}
+        self.ops: list[Op] = []
+        self.reasons: dict[Value, tuple[str, Location | None]] = {}
+        self.names: dict[str, int] = {}
+        self.pinned: dict[Value, list[tuple[int, AxisPart]]] = {}
+        for name, value in program.gradients:
+            if name in layouts.gradients:
+                self.pinned.setdefault(value, []).append(layouts.gradients[name])
+
+    def run(self) -> Program:
+        inputs = []
+        for item in self.program.inputs:
+            sharding = self.layouts.inputs.get(item.name, Sharding.replicated(item.value.type.rank))
+            value = self.name_value(item.value, sharding)
+            self.settle(item.value, value)
+            if item.name in self.layouts.gathered:
+                self.weak.add(item.value)
+            inputs.append(Input(value, item.kind, item.name))
+        for op in self.program.ops:
+            self.place(op)
+        outputs = tuple(self.output(item) for item in self.program.outputs)
+        gradients = tuple((name, self.versions[v][self.home[v]]) for name, v in self.program.gradients)
+        return Program(tuple(inputs), tuple(self.ops), outputs, gradients)
+
+    # -- one op ---------------------------------------------------------------------------------------------------------------
+
+    def place(self, op: Op) -> None:
+        """Choose layouts for `op`, bring the operands into place and emit it."""
+        chosen = {axis: self.choose(op, axis) for axis in self.mesh.names if self.mesh.size(axis) > 1}
+        if any(option.expands for option in chosen.values()):
+            self.expand(op)
+            return
+        operands, results = self.compatible(op, chosen)
+        new = tuple(self.need(v, s, op) for v, s in zip(op.operands, operands, strict=True))
+        self.emit(op, new, results, chosen)
+        self.note(op)
+        for value in op.results:
+            self.pin(value, op)
+
+    def choose(self, op: Op, axis: str) -> Option:
+        """Return the option of `op` along `axis`."""
+        decided = self.layouts.options.get(axis, {}).get(op)
+        if decided is not None:
+            return decided
+        at_hand = [self.at_hand(value, axis, op) for value in op.operands]
+        if all(have.layouts == {None} for have in at_hand):
+            return replicated(op)
+        return follow(op, at_hand, self.mesh.size(axis), self.cost)
+
+    def at_hand(self, value: Value, axis: str, op: Op) -> Operand:
+        """Return in which layouts along `axis` the value exists."""
+        found = frozenset(along(sharding, axis) for sharding in self.versions[value])
+        home = self.home[value].without(axis)
+        local = 1
+        for n in home.local_shape(value.type.shape, self.mesh):
+            local *= n
+        num_bytes = value.type.num_bytes / max(value.type.num_elements, 1) * local
+        weak = value in self.weak and axis == self.layouts.gather_axis and op.phase != "update"
+        if self.free.get(value):
+            found = frozenset({along(self.home[value], axis)})
+        return Operand(found, num_bytes, weak, self.free.get(value, False))
+
+    def expand(self, op: Op) -> None:
+        """Place the op's decomposition instead of the op."""
+        decompose = definition(op.name).decompose
+        assert decompose is not None
+        builder = Builder(CATALOG, prefix=f"{op.results[0].name}.")
+        builder.phase, builder.location = op.phase, op.location
+        made = decompose(builder, op)
+        for part in builder.ops:
+            self.place(part)
+        for result, value in zip(op.results, made, strict=True):
+            self.versions[result], self.home[result] = self.versions[value], self.home[value]
+            self.pin(result, op)
+
+    def compatible(self, op: Op, chosen: dict[str, Option]) -> tuple[list[Sharding], list[Sharding]]:
+        """Join the axes' options to shardings; where two axes cannot share a dim, the later one computes the op whole."""
+        rule = definition(op.name).factors(op)
+        for axis in self.layouts.order:
+            if axis not in chosen:
+                continue
+            before = [a for a in self.layouts.order[: self.layouts.order.index(axis)] if a in chosen]
+            if not self.fits(op, rule, [*before, axis], chosen):
+                chosen[axis] = replicated(op)
+        axes = [axis for axis in self.layouts.order if axis in chosen]
+        operands = [self.join(v, [(a, chosen[a].operands[i]) for a in axes]) for i, v in enumerate(op.operands)]
+        results = [self.join(v, [(a, chosen[a].results[i]) for a in axes]) for i, v in enumerate(op.results)]
+        return operands, results
+
+    def fits(self, op: Op, rule: FactorRule, axes: Sequence[str], chosen: Mapping[str, Option]) -> bool:
+        """Return whether the options along `axes` can hold at once."""
+        sides = [(v, dims, [(a, chosen[a].operands[i]) for a in axes])
+                 for i, (v, dims) in enumerate(zip(op.operands, rule.operands, strict=True))]
+        sides += [(v, dims, [(a, chosen[a].results[i]) for a in axes])
+                  for i, (v, dims) in enumerate(zip(op.results, rule.results, strict=True))]
+        for value, dims, layouts in sides:
+            for at, dim in enumerate(dims):
+                splits = [(a, split) for a, split in layouts if isinstance(split, Split) and split.dim == at]
+                if len(splits) < 2:
+                    continue
+                if len({(s.blocks, s.unit) for _, s in splits}) > 1:
+                    return False
+                ways = 1
+                for axis, _ in splits:
+                    ways *= self.mesh.size(axis)
+                factor = rule.sizes[chosen[splits[0][0]].name] if chosen[splits[0][0]].name in rule.sizes else 0
+                if len(dim) > 1 and (factor % ways or value.type.shape[at] % ways):
+                    return False
+        return True
+
+    def join(self, value: Value, layouts: Sequence[tuple[str, Along]]) -> Sharding:
+        """Return the sharding that has these layouts along these axes."""
+        sharding = Sharding.replicated(value.type.rank)
+        for axis, layout in layouts:
+            if isinstance(layout, Split):
+                sharding = sharding.split(layout.dim, AxisPart(axis, layout.blocks, layout.unit))
+            elif layout is not None:
+                sharding = sharding.with_pending(axis, layout)
+        return sharding
+
+    def emit(self, op: Op, operands: tuple[Value, ...], results: Sequence[Sharding], chosen: Mapping[str, Option]) -> None:
+        """Append the sharded op and settle its results."""
+        new = tuple(self.name_value(v, s) for v, s in zip(op.results, results, strict=True))
+        self.ops.append(replace(op, operands=operands, results=new))
+        for old, value in zip(op.results, new, strict=True):
+            self.settle(old, value)
+            self.maker[old] = op
+            if value.sharding is not None and value.sharding.pending:
+                factors = [f"{chosen[a].name}" for a, _ in value.sharding.pending if chosen[a].divides]
+                inherited = [self.reasons[v] for v in operands if v in self.reasons]
+                why = f"{op.name} reduces {', '.join(factors)}"
+                self.reasons[value] = (why, op.location) if factors or not inherited else inherited[0]
+
+    def settle(self, old: Value, value: Value) -> None:
+        """Record `value` as the first version of `old`."""
+        assert value.sharding is not None
+        self.versions[old] = {value.sharding: value}
+        self.home[old] = value.sharding
+
+    def note(self, op: Op) -> None:
+        """Record what follows from `op` for later uses of its results."""
+        self.free.update(dict.fromkeys(op.results, is_free(op, self.free)))
+        axis = self.layouts.gather_axis
+        if axis and op.phase != "update" and any(v in self.weak for v in op.operands):
+            self.weak.update(v for v in op.results if isinstance(along(self.home[v], axis), Split)
+                             and all(o in self.weak or not o.type.rank for o in op.operands))
+
+    def pin(self, value: Value, op: Op) -> None:
+        """Bring a value that the strategy pins into its layout at once, and forget the others."""
+        target = self.layouts.pins.get(value.name)
+        for dim, part in self.pinned.get(value, ()):
+            bare = self.home[value].without(part.axis)
+            target = bare.split(dim, part)
+        if target is not None:
+            new = self.need(value, target, op)
+            self.versions[value], self.home[value] = {target: new}, target
+
+    def output(self, item: Output) -> Output:
+        """Return the output, laid out as the state it replaces; other results whole."""
+        target = self.layouts.inputs.get(item.name, Sharding.replicated(item.value.type.rank))
+        return Output(self.need(item.value, target, None), item.name)
+
+    # -- layout changes -------------------------------------------------------------------------------------------------------
+
+    def need(self, value: Value, target: Sharding, user: Op | None) -> Value:
+        """Return the version of `value` laid out as `target`, making it if there is none."""
+        versions = self.versions[value]
+        if target in versions:
+            return versions[target]
+        if self.free.get(value) and not target.pending:
+            made = self.remake(value, target)
+            if made is not None:
+                return made
+        paths = {source: reshard(source, target, value.type, self.mesh, self.cost) for source in versions}
+        source = min(paths, key=lambda s: paths[s][1])
+        current = versions[source]
+        keep = value not in self.weak or (user is not None and user.phase == "update")
+        for change in paths[source][0]:
+            if change.after in versions:
+                current = versions[change.after]
+                continue
+            why, location = self.why(current, target, user)
+            current = self.change(current, change.kind, change.axis, change.after, why, location, user)
+            if keep:
+                versions[change.after] = current
+        return current
+
+    def change(self, current: Value, kind: str, axis: str, after: Sharding, why: str, location: Location | None, user: Op | None) -> Value:
+        """Append one layout change."""
+        new = self.name_value(current, after)
+        phase = user.phase if user is not None else "update"
+        attrs = sorted_attrs({"axis": axis, "why": why})
+        self.ops.append(Op(kind, (current,), (new,), attrs, phase=phase, location=location))
+        if after.pending and current in self.reasons:
+            self.reasons[new] = self.reasons[current]
+        return new
+
+    def why(self, current: Value, target: Sharding, user: Op | None) -> tuple[str, Location | None]:
+        """Return why a layout changes, and the user's line that makes it so."""
+        if current in self.reasons:
+            return self.reasons[current]
+        if user is None:
+            return f"leaves the step as {target}", None
+        return f"{user.name} takes {target}, not {current.sharding}", user.location
+
+    def remake(self, value: Value, target: Sharding) -> Value | None:
+        """Make `value` again in layout `target` instead of moving it; None if its op cannot be split that way."""
+        op = self.maker[value]
+        rule: FactorRule = definition(op.name).factors(op)
+        chosen: dict[str, Option] = {}
+        for axis in self.mesh.names:
+            layout = along(target, axis)
+            if layout is None:
+                chosen[axis] = replicated(op)
+                continue
+            assert isinstance(layout, Split)
+            option = next(making(op, rule, 0, layout, self.mesh.size(axis)), None)
+            if option is None:
+                return None
+            chosen[axis] = option
+        operands, results = self.compatible(op, dict(chosen))
+        if results[0] != target or any(s.pending for s in operands):
+            return None
+        new_operands = tuple(self.need(v, s, op) for v, s in zip(op.operands, operands, strict=True))
+        new = self.name_value(value, target)
+        self.ops.append(replace(op, operands=new_operands, results=(new,)))
+        self.versions[value][target] = new
+        return new
+
+    def name_value(self, value: Value, sharding: Sharding) -> Value:
+        """Return a new value like `value` with this layout; the first keeps the name, later ones are numbered."""
+        if len(sharding.dims) != value.type.rank:
+            raise ShardingError(f"layout {sharding} does not fit %{value.name}: {value.type}")
+        stem = value.name.partition("~")[0]
+        count = self.names.get(stem, 0)
+        self.names[stem] = count + 1
+        return Value(f"{stem}~{count}" if count else stem, value.type, sharding)
+
+
+def along(sharding: Sharding, axis: str) -> Along:
+    """Return the layout along one axis."""
+    found = sharding.along(axis)
+    if isinstance(found, tuple):
+        dim, part = found
+        return Split(dim, part.blocks, part.unit)
+    return found
+
+
+def local_bytes(kind: TensorType, sharding: Sharding, mesh: Mesh) -> int:
+    """Return the bytes that the first device holds of a value."""
+    return kind.with_shape(sharding.local_shape(kind.shape, mesh)).num_bytes
