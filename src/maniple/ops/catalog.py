@@ -10,8 +10,12 @@ from maniple.base.errors import VerifyError
 from maniple.ops.collectives import COLLECTIVES
 from maniple.ops.elementwise import ELEMENTWISE
 from maniple.ops.opdef import OpDef
+from maniple.ops.random import RANDOM
+from maniple.ops.reduce import REDUCE
+from maniple.ops.reshape import RESHAPE
+from maniple.ops.structure import STRUCTURE
 
-_FAMILIES = (ELEMENTWISE, COLLECTIVES)
+_FAMILIES = (ELEMENTWISE, STRUCTURE, RESHAPE, REDUCE, RANDOM, COLLECTIVES)
 
 CATALOG: Final[Mapping[str, OpDef]] = MappingProxyType({row.name: row for family in _FAMILIES for row in family})
 
