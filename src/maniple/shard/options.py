@@ -143,5 +143,5 @@ def making(op: Op, rule: FactorRule, result: int, split: Split, ways: int) -> It
     value = op.results[result]
     for factor, blocks, unit in factors_of(rule, rule.results[result], value.type.shape, split, ways):
         option = split_factor(op, rule, factor, ways, blocks=blocks, unit=unit)
-        if option is not None and not option.expands:
+        if option is not None:
             yield option

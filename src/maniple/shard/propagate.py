@@ -260,7 +260,7 @@ class _Propagation:
                 continue
             assert isinstance(layout, Split)
             option = next(making(op, rule, 0, layout, self.mesh.size(axis)), None)
-            if option is None:
+            if option is None or option.expands:
                 return None
             chosen[axis] = option
         operands, results = self.compatible(op, dict(chosen))
