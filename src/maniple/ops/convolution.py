@@ -1,0 +1,193 @@
+"""Convolution of any number of spatial dims, max pooling, and their gradients.
+
+Layouts are `[batch, channels, *space]` and, for weights, `[out channels, in channels of one group, *kernel]`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from maniple.base.types import TensorType
+from maniple.ir.program import Op
+from maniple.ops.elementwise import linear_in
+from maniple.ops.factors import FactorRule, rule
+from maniple.ops.opdef import Attrs, OpDef
+
+
+def _ints(attrs: Attrs, name: str, count: int) -> tuple[int, ...]:
+    value = attrs[name]
+    if not isinstance(value, tuple) or len(value) != count or not all(isinstance(item, int) for item in value):
+        raise ValueError(f"attribute {name} must hold {count} integers, got {value!r}")
+    return value  # type: ignore[return-value]  # all integers by the test above
+
+
+def _check_convolution(x: TensorType, w: TensorType, attrs: Attrs) -> TensorType:
+    """Return the result's type of a convolution of `x` with `w`."""
+    if not x.is_float or x.dtype != w.dtype or x.rank != w.rank or x.rank < 3:
+        raise ValueError(f"values {x} and weight {w} must be floats of one rank above 2")
+    groups = attrs["groups"]
+    if not isinstance(groups, int) or x.shape[1] != groups * w.shape[1] or (groups and w.shape[0] % groups):
+        raise ValueError(f"channels of {x} and {w} do not fit {groups} groups")
+    space = x.rank - 2
+    stride, padding, dilation = (_ints(attrs, name, space) for name in ("stride", "padding", "dilation"))
+    out = tuple(
+        (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(x.shape[2:], w.shape[2:], stride, padding, dilation, strict=True)
+    )
+    if any(n < 1 for n in out):
+        raise ValueError("the kernel is larger than the padded values")
+    return x.with_shape((x.shape[0], w.shape[0], *out))
+
+
+def infer_convolution(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
+    """Return the type of the convolution of x with a weight."""
+    if len(operands) != 2:
+        raise ValueError("expected values and a weight")
+    return (_check_convolution(operands[0], operands[1], attrs),)
+
+
+def infer_convolution_grad_input(operands: Sequence[TensorType], attrs: Attrs, like: TensorType | None) -> tuple[TensorType, ...]:
+    """Return the type of x, which is `like`, for the result's gradient and the weight."""
+    if len(operands) != 2 or like is None:
+        raise ValueError("expected a gradient and a weight, and the type of the values")
+    if _check_convolution(like, operands[1], attrs) != operands[0]:
+        raise ValueError(f"gradient {operands[0]} does not fit values {like}")
+    return (like,)
+
+
+def infer_convolution_grad_weight(operands: Sequence[TensorType], attrs: Attrs, like: TensorType | None) -> tuple[TensorType, ...]:
+    """Return the type of the weight, which is `like`, for the result's gradient and x."""
+    if len(operands) != 2 or like is None:
+        raise ValueError("expected a gradient and values, and the type of the weight")
+    if _check_convolution(operands[1], like, attrs) != operands[0]:
+        raise ValueError(f"gradient {operands[0]} does not fit weight {like}")
+    return (like,)
+
+
+def _convolution_text(op: Op, x: TensorType, w: TensorType) -> tuple[str, str, str, str, dict[str, int]]:
+    """Return the dims of x, weight and result, the whole factors, and the sizes that no dim alone tells."""
+    names = range(x.rank - 2)
+    s, k, t = (" ".join(f"{letter}{i}" for i in names) for letter in "skt")
+    whole = f"{s} {k} {t}"
+    groups = op.integer("groups")
+    if groups == 1:
+        return f"b i {s}", f"o i {k}", f"b o {t}", whole, {}
+    sizes = {"g": groups, "o": w.shape[0] // groups}
+    return f"b (g i) {s}", f"(g o) i {k}", f"b (g o) {t}", whole, sizes
+
+
+def convolution_factors(op: Op) -> FactorRule:
+    """Return the rule: batch, groups and out channels are free, in channels leave a pending sum, space is whole."""
+    types = [value.type for value in op.operands]
+    x, w, y, whole, sizes = _convolution_text(op, types[0], types[1])
+    return rule(f"{x}, {w} -> {y}", types, [op.results[0].type], sizes=sizes, whole=whole)
+
+
+def convolution_grad_input_factors(op: Op) -> FactorRule:
+    """Return the rule: batch, groups and in channels are free, out channels leave a pending sum, space is whole."""
+    types = [value.type for value in op.operands]
+    x, w, y, whole, sizes = _convolution_text(op, op.results[0].type, types[1])
+    return rule(f"{y}, {w} -> {x}", types, [op.results[0].type], sizes=sizes, whole=whole)
+
+
+def convolution_grad_weight_factors(op: Op) -> FactorRule:
+    """Return the rule: channels and groups are free, the batch leaves a pending sum, space is whole."""
+    types = [value.type for value in op.operands]
+    x, w, y, whole, sizes = _convolution_text(op, types[1], op.results[0].type)
+    return rule(f"{y}, {x} -> {w}", types, [op.results[0].type], sizes=sizes, whole=whole)
+
+
+def _local_groups(op: Op, x: TensorType, w: TensorType) -> Attrs:
+    """Return the attributes with the number of groups that the local channels make."""
+    groups = op.integer("groups")
+    if groups == 1 or not w.shape[1]:
+        return dict(op.attrs)
+    return {**dict(op.attrs), "groups": x.shape[1] // w.shape[1]}
+
+
+def _localize(op: Op, operands: Sequence[TensorType], _results: Sequence[TensorType]) -> Attrs:
+    return _local_groups(op, operands[0], operands[1])
+
+
+def _localize_grad_input(op: Op, operands: Sequence[TensorType], results: Sequence[TensorType]) -> Attrs:
+    return _local_groups(op, results[0], operands[1])
+
+
+def _localize_grad_weight(op: Op, operands: Sequence[TensorType], results: Sequence[TensorType]) -> Attrs:
+    return _local_groups(op, operands[1], results[0])
+
+
+def _convolution_flops(y: TensorType, w: TensorType) -> int:
+    """Return 2 for each element of the result and of one out channel's weight."""
+    return 2 * y.num_elements * math.prod(w.shape[1:])
+
+
+def _check_pool(x: TensorType, attrs: Attrs) -> TensorType:
+    """Return the type of `x` pooled."""
+    space = x.rank - 2
+    if not x.is_float or not 1 <= space <= 3:
+        raise ValueError(f"expected float values of 1 to 3 spatial dims, got {x}")
+    names = ("kernel", "stride", "padding", "dilation")
+    kernel, stride, padding, dilation = (_ints(attrs, name, space) for name in names)
+    out = []
+    for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
+        count = (n + 2 * p - d * (k - 1) - 1 + (s - 1 if attrs["ceil_mode"] else 0)) // s + 1
+        if attrs["ceil_mode"] and (count - 1) * s >= n + p:
+            count -= 1  # the last window would begin in the padding
+        out.append(count)
+    if any(n < 1 for n in out):
+        raise ValueError("the kernel is larger than the padded values")
+    return x.with_shape((*x.shape[:2], *out))
+
+
+def infer_max_pool(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
+    """Return the maxima and where in the flattened space each stands."""
+    if len(operands) != 1:
+        raise ValueError("expected one operand")
+    y = _check_pool(operands[0], attrs)
+    return y, TensorType("i64", y.shape)
+
+
+def infer_max_pool_grad(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
+    """Return the type of x for the result's gradient, x and indices."""
+    if len(operands) != 3:
+        raise ValueError("expected gradient, values and indices")
+    g, x, indices = operands
+    if g != _check_pool(x, attrs) or indices != TensorType("i64", g.shape):
+        raise ValueError("gradient and indices do not fit the values")
+    return (x,)
+
+
+def max_pool_factors(op: Op) -> FactorRule:
+    """Return the rule: batch and channels are free, space is whole."""
+    rank = op.results[0].type.rank
+    s, t = (" ".join(f"{letter}{i}" for i in range(rank - 2)) for letter in "st")
+    text = f"b c {s} -> b c {t}, b c {t}" if len(op.operands) == 1 else f"b c {t}, b c {s}, b c {t} -> b c {s}"
+    return rule(text, [v.type for v in op.operands], [v.type for v in op.results], whole=f"{s} {t}")
+
+
+CONVOLUTION: tuple[OpDef, ...] = (
+    OpDef(
+        "convolution", infer_convolution, convolution_factors, linear_in({0}, {1}),
+        lambda op: _convolution_flops(op.results[0].type, op.operands[1].type),
+        localize=_localize, is_contraction=True,
+    ),
+    OpDef(
+        "convolution_grad_input", infer_convolution_grad_input, convolution_grad_input_factors, linear_in({0}, {1}),
+        lambda op: _convolution_flops(op.operands[0].type, op.operands[1].type),
+        localize=_localize_grad_input, is_contraction=True,
+    ),
+    OpDef(
+        "convolution_grad_weight", infer_convolution_grad_weight, convolution_grad_weight_factors,
+        linear_in({0}, {1}), lambda op: _convolution_flops(op.operands[0].type, op.results[0].type),
+        localize=_localize_grad_weight, is_contraction=True,
+    ),
+    OpDef(
+        "max_pool", infer_max_pool, max_pool_factors, linear_in(),
+        lambda op: op.results[0].type.num_elements * math.prod(op.ints("kernel")),
+    ),
+    OpDef(
+        "max_pool_grad", infer_max_pool_grad, max_pool_factors, linear_in({0}),
+        lambda op: op.operands[0].type.num_elements,
+    ),
+)  # fmt: skip
