@@ -1,0 +1,152 @@
+"""From a strategy to a sharded program: layouts of state and batch, the solver for tp, then propagation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from maniple.base.errors import StrategyError
+from maniple.base.types import TensorType
+from maniple.ir.program import Program
+from maniple.mesh import AxisPart, Mesh, Sharding, shard_bounds
+from maniple.mesh.strategy import Strategy
+from maniple.shard.cost import CostModel
+from maniple.shard.layouts import Layouts
+from maniple.shard.options import Along, Split
+from maniple.shard.propagate import propagate
+from maniple.shard.solve import Solution, solve
+
+DATA_AXIS = "dp"
+TENSOR_AXIS = "tp"
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """A sharded program with the decisions that led to it.
+
+    Attributes:
+        solution: what the solver decided for tp, None without tp.
+    """
+
+    program: Program
+    mesh: Mesh
+    layouts: Layouts
+    solution: Solution | None
+
+
+def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -> Sharded:
+    """Return `program` divided as `strategy` says.
+
+    Raises:
+        StrategyError: if the strategy does not fit the program.
+        ShardingError: if an op cannot be divided as required.
+    """
+    cost = cost or CostModel()
+    mesh = strategy.mesh
+    parameters = {item.name: item.value.type for item in program.inputs if item.kind == "parameter"}
+    placed = strategy.placed(parameters)
+    tensors = {value.name: value.type for value in program.values()}
+    tensors |= {item.name: item.value.type for item in program.inputs}
+    pinned = strategy.pinned(tensors) if strategy.pins else {}
+    batch = _batch_layouts(program, strategy.size(DATA_AXIS))
+    fixed = batch | placed | {name: sharding for name, sharding in pinned.items()}
+    solution = None
+    if strategy.size(TENSOR_AXIS) > 1:
+        chosen = {name: _along(sharding, TENSOR_AXIS) for name, sharding in {**placed, **pinned}.items()}
+        solution = solve(program, TENSOR_AXIS, mesh.size(TENSOR_AXIS), cost, divided={}, pins=chosen)
+    layouts = _layouts(program, strategy, solution, fixed, set(placed) | set(pinned))
+    return Sharded(propagate(program, mesh, layouts, cost), mesh, layouts, solution)
+
+
+def _along(sharding: Sharding, axis: str) -> Along:
+    found = sharding.along(axis)
+    if isinstance(found, tuple):
+        return Split(found[0], found[1].blocks, found[1].unit)
+    return found
+
+
+def _batch_layouts(program: Program, ways: int) -> dict[str, Sharding]:
+    """Return the layout of each batch input: rows over dp, for those that have as many rows as the first.
+
+    Raises:
+        StrategyError: if there are fewer rows than data-parallel ways, or no rows at all.
+    """
+    if ways == 1:
+        return {}
+    tensors = {item.name: item.value.type for item in program.inputs if item.kind == "batch" and item.value.type.rank}
+    if not tensors:
+        raise StrategyError(f"dp={ways} divides the batch, but the step takes no batch tensor", hint="leave dp out")
+    rows = next(iter(tensors.values())).shape[0]
+    if rows < ways:
+        name = next(iter(tensors))
+        raise StrategyError(f"dp={ways} is more ways than {name} has rows: {rows}", hint=f"dp={rows} or a larger batch")
+    return {
+        name: Sharding.replicated(kind.rank).split(0, AxisPart(DATA_AXIS))
+        for name, kind in tensors.items()
+        if kind.shape[0] == rows
+    }
+
+
+def _layouts(
+    program: Program, strategy: Strategy, solution: Solution | None, fixed: Mapping[str, Sharding], chosen: set[str]
+) -> Layouts:
+    """Return the layouts of all inputs, with what ZeRO adds."""
+    mesh, dp, inputs = strategy.mesh, strategy.size(DATA_AXIS), dict(fixed)
+    parameters = {item.name: item.value.type for item in program.inputs if item.kind == "parameter"}
+    divided: dict[str, Sharding] = {}
+    for name, kind in parameters.items():
+        bare = fixed.get(name) or _tensor_parallel(name, kind, solution)
+        divided[name] = _zero(bare, kind, mesh) if dp > 1 and kind.rank and not bare.along(DATA_AXIS) else bare
+        inputs[name] = divided[name] if strategy.zero >= 3 and name not in chosen else bare
+    for item in program.inputs:
+        if item.kind == "buffer" and item.name not in inputs:
+            inputs[item.name] = _tensor_parallel(item.name, item.value.type, solution)
+    states = {item.name: item.value.type for item in (*program.inputs, *program.outputs) if item.name.startswith("optimizer.")}
+    for name, kind in states.items():
+        parameter = name.split(".", 2)[2]
+        if name not in inputs and parameter in parameters and kind.shape == parameters[parameter].shape:
+            inputs[name] = divided[parameter] if strategy.zero >= 1 else inputs[parameter]
+    gradients = {}
+    if strategy.zero >= 2:
+        for name in parameters:
+            found = divided[name].along(DATA_AXIS)
+            if isinstance(found, tuple):
+                gradients[name] = found
+    values = {value.name for value in program.values()}
+    return Layouts(
+        inputs=inputs,
+        order=(*(axis for axis in mesh.names if axis != DATA_AXIS), *((DATA_AXIS,) if dp > 1 else ())),
+        options={TENSOR_AXIS: solution.options} if solution else {},
+        gradients=gradients,
+        gathered=frozenset(n for n in parameters if n not in chosen) if strategy.zero >= 3 and dp > 1 else frozenset(),
+        gather_axis=DATA_AXIS if strategy.zero >= 3 and dp > 1 else "",
+        pins={name: sharding for name, sharding in fixed.items() if name in values},
+    )
+
+
+def _tensor_parallel(name: str, kind: TensorType, solution: Solution | None) -> Sharding:
+    sharding = Sharding.replicated(kind.rank)
+    layout = solution.inputs.get(name) if solution else None
+    if isinstance(layout, Split):
+        return sharding.split(layout.dim, AxisPart(TENSOR_AXIS, layout.blocks, layout.unit))
+    return sharding
+
+
+def _zero(sharding: Sharding, kind: TensorType, mesh: Mesh) -> Sharding:
+    """Return `sharding` with dp added where it divides best.
+
+    The dim with the smallest largest shard wins, then one that no other axis splits, then the first.
+    """
+    local = sharding.local_shape(kind.shape, mesh)
+    ways = mesh.size(DATA_AXIS)
+
+    def rank(dim: int) -> tuple[float, bool, int]:
+        parts = sharding.dims[dim]
+        granule = parts[0].blocks * parts[0].unit if parts else 1
+        _, largest = shard_bounds(local[dim] // granule, ways, 0)
+        return largest * granule / max(local[dim], 1), bool(parts), dim
+
+    dim = min(range(kind.rank), key=rank)
+    parts = sharding.dims[dim]
+    part = AxisPart(DATA_AXIS, parts[0].blocks, parts[0].unit) if parts else AxisPart(DATA_AXIS)
+    return sharding.split(dim, part)

@@ -1,0 +1,85 @@
+"""What a sharded program communicates and what it leaves undivided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from maniple.base.location import Location
+from maniple.ir.program import Op, Phase, Program
+from maniple.mesh import Mesh, Sharding
+from maniple.ops import definition
+from maniple.ops.collectives import COMMUNICATING, LOCAL
+from maniple.shard.reshard import Change, change_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """One collective of a sharded program.
+
+    Attributes:
+        num_bytes: bytes that a device holds of the operand; of the result for all_gather.
+        why: the factor that was reduced, or the layouts that differ.
+        location: the user's line that makes it necessary.
+    """
+
+    kind: str
+    tensor: str
+    shape: tuple[int, ...]
+    axis: str
+    num_bytes: int
+    phase: Phase
+    why: str
+    location: Location | None
+
+
+def communication(program: Program, mesh: Mesh) -> Iterator[Communication]:
+    """Yield the collectives of a sharded program, in program order."""
+    for op in program.ops:
+        if op.name in COMMUNICATING:
+            source, target = op.operands[0].sharding, op.results[0].sharding
+            assert source is not None and target is not None
+            axis = str(op.attr("axis"))
+            num_bytes = change_bytes(source, Change(op.name, axis, target), op.operands[0].type, mesh)
+            why = str(dict(op.attrs).get("why", ""))
+            stem = op.operands[0].name.partition("~")[0]
+            yield Communication(op.name, stem, op.operands[0].type.shape, axis, num_bytes, op.phase, why, op.location)
+
+
+def totals(program: Program, mesh: Mesh) -> dict[str, dict[str, int]]:
+    """Return count and bytes of the collectives by kind."""
+    found: dict[str, dict[str, int]] = {}
+    for item in communication(program, mesh):
+        entry = found.setdefault(item.kind, {"count": 0, "bytes": 0})
+        entry["count"] += 1
+        entry["bytes"] += item.num_bytes
+    return dict(sorted(found.items()))
+
+
+def undivided(program: Program, mesh: Mesh) -> Iterator[Op]:
+    """Yield the ops on tensors that every device of a mesh of several computes whole."""
+    if mesh.num_devices == 1:
+        return
+    for op in program.ops:
+        if op.name in COMMUNICATING | LOCAL or definition(op.name).flops(op) == 0:
+            continue
+        values = (*op.operands, *op.results)
+        layouts = [v.sharding or Sharding.replicated(v.type.rank) for v in values]
+        if any(v.type.rank for v in op.results) and not any(layout.axes for layout in layouts):
+            yield op
+
+
+def undivided_by_axis(program: Program, mesh: Mesh) -> Mapping[str, list[tuple[str, int, int]]]:
+    """Return for each axis (op name, number of ops, FLOPs) that the axis does not divide, most FLOPs first."""
+    table: dict[str, dict[str, tuple[int, int]]] = {axis: {} for axis, size in mesh.axes if size > 1}
+    for op in program.ops:
+        if op.name in COMMUNICATING | LOCAL:
+            continue
+        used = {axis for v in (*op.operands, *op.results) if v.sharding for axis in v.sharding.axes}
+        for axis, rows in table.items():
+            if axis not in used and any(v.type.rank for v in op.results):
+                count, flops = rows.get(op.name, (0, 0))
+                rows[op.name] = (count + 1, flops + definition(op.name).flops(op))
+    return {
+        axis: sorted(((name, *row) for name, row in rows.items()), key=lambda row: -row[2]) for axis, rows in table.items()
+    }
