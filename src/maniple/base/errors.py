@@ -5,6 +5,7 @@ Every error says what is wrong, where (the op and the user's line), what was exp
 ```
 ManipleError
  +- ParseError       a text form that does not parse
+ +- ModelError       a model that there is not, or that cannot be made as asked
  +- StrategyError    a strategy that is malformed or does not fit the model
  +- CaptureError     a step that cannot be turned into a program
  +- VerifyError      a program or plan that breaks an invariant
@@ -41,6 +42,10 @@ class ManipleError(Exception):
 
 class ParseError(ManipleError, ValueError):
     """A text form that does not parse."""
+
+
+class ModelError(ManipleError, ValueError):
+    """A model that there is not, or that cannot be made as asked."""
 
 
 class StrategyError(ManipleError, ValueError):
