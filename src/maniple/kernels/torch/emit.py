@@ -17,6 +17,7 @@ from typing import Final
 
 import torch
 
+from maniple.base.types import TensorType
 from maniple.ir.program import Attr, Op
 
 Emit = Callable[[Op, Sequence[str]], str]
@@ -57,6 +58,38 @@ def dtype(name: str) -> str:
     'torch.float32'
     """
     return str(TORCH_DTYPES[name])
+
+
+class Literal(str):
+    """An operand expression that is a Python number and no tensor; only elementwise ops get them."""
+
+    __slots__ = ()
+
+
+def scalar(value: Attr, kind: str) -> Literal:
+    """Return a constant of dtype `kind` as Python source that can stand next to any operator.
+
+    >>> scalar(-2, "f32")
+    '(-2.0)'
+
+    Raises:
+        TypeError: if `value` is no number.
+    """
+    if not isinstance(value, bool | int | float):
+        raise TypeError(f"constant {value!r} is no number")
+    number = bool(value) if kind == "bool" else float(value) if TensorType(kind).is_float else int(value)
+    text = literal(number)
+    return Literal(f"({text})" if text.startswith("-") else text)
+
+
+def tensor(operand: str, kind: str) -> str:
+    """Return the expression of an operand as a tensor, of rank 0 if it is a literal."""
+    return full(operand, TensorType(kind)) if isinstance(operand, Literal) else operand
+
+
+def full(value: str, kind: TensorType) -> str:
+    """Return the expression of a new tensor filled with `value`."""
+    return f"torch.full({literal(kind.shape)}, {value}, dtype={dtype(kind.dtype)}, device=device)"
 
 
 def offset(operands: Sequence[str], number: int) -> str:
