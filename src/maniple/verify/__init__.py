@@ -1,0 +1,1 @@
+"""Checks of plans and results against what one device computes."""
