@@ -14,14 +14,15 @@ from maniple.base.errors import LoweringError
 from maniple.ir.program import Op, Program, Value
 from maniple.kernels.torch.elementwise import ELEMENTWISE
 from maniple.kernels.torch.emit import Emit, full, scalar
+from maniple.kernels.torch.nn import NN, NN_FUNCTIONS
 from maniple.kernels.torch.random import RANDOM, RANDOM_FUNCTIONS
 from maniple.kernels.torch.structure import STRUCTURE
 from maniple.ops.localize import LocalProgram
 
-KERNELS: Final[Mapping[str, Emit]] = {**ELEMENTWISE, **STRUCTURE, **RANDOM}
+KERNELS: Final[Mapping[str, Emit]] = {**ELEMENTWISE, **STRUCTURE, **RANDOM, **NN}
 """How each op is written."""
 
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {**RANDOM_FUNCTIONS}
+FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {**RANDOM_FUNCTIONS, **NN_FUNCTIONS}
 """What kernels may call by name, besides PyTorch."""
 
 

@@ -1,0 +1,168 @@
+"""What the expressions of `nn` call where one framework call is not enough. Functions of tensors; none changes an operand."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def embedding_shard(table: Tensor, ids: Tensor, start: int) -> Tensor:
+    """Return rows of a table of which only rows `[start, start + len(table))` are here; 0 for the others.
+
+    Args:
+        table: `[v, d]`, v > 0.
+        ids: i64 `[...]`, in the whole table.
+        start: the whole table's row that is the first one here.
+    """
+    local = ids - start
+    outside = (local < 0) | (local >= table.shape[0])
+    rows = torch.embedding(table, local.masked_fill_(outside, 0))
+    return rows.masked_fill_(outside.unsqueeze(-1), 0)
+
+
+def embedding_shard_grad(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, start: int) -> Tensor:
+    """Return the gradient `[rows, d]` of the rows from `start` on; -1 for `padding_idx` is none."""
+    outside = (ids < start) | (ids >= start + rows)
+    if padding_idx >= 0:
+        outside |= ids == padding_idx
+    local = (ids - start).masked_fill_(outside, rows)  # one more row collects what belongs elsewhere
+    backward = torch.ops.aten.embedding_dense_backward.default
+    dtable: Tensor = backward(grad, local, rows + 1, rows, scale_grad_by_freq=False)
+    return dtable[:rows]
+
+
+def _targets(labels: Tensor, width: int, ignore_index: int, start: int, *, is_shard: bool) -> tuple[Tensor, Tensor]:
+    """Return labels as columns of this shard, 0 where there is none, and where there is none."""
+    absent = labels == ignore_index
+    if is_shard:
+        absent |= (labels < start) | (labels >= start + width)
+    return (labels - start).masked_fill_(absent, 0), absent
+
+
+def pick(x: Tensor, labels: Tensor, ignore_index: int, start: int, *, is_shard: bool) -> Tensor:
+    """Return `x[..., label]` for each label; 0 for labels to ignore, and in a shard for those outside of it.
+
+    Args:
+        x: `[..., v]`, v > 0: columns from `start` on.
+        labels: i64 `[...]`.
+        ignore_index: the label that counts for nothing.
+        start: the whole value's column that is the first one here.
+        is_shard: whether labels may lie outside of `x`; where they may not, one that does is an error.
+    """
+    local, absent = _targets(labels, x.shape[-1], ignore_index, start, is_shard=is_shard)
+    return torch.gather(x, -1, local.unsqueeze(-1)).squeeze(-1).masked_fill_(absent, 0)
+
+
+def pick_grad(grad: Tensor, labels: Tensor, width: int, ignore_index: int, start: int, *, is_shard: bool) -> Tensor:
+    """Return the gradient of `pick`: `grad` at each label, 0 elsewhere."""
+    local, absent = _targets(labels, width, ignore_index, start, is_shard=is_shard)
+    dx = grad.new_zeros((*grad.shape, width))
+    return dx.scatter_(-1, local.unsqueeze(-1), grad.masked_fill(absent, 0).unsqueeze(-1))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return `x` in the dtype in which sums over it are kept."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return `x` with the elements of its last dim side by side, as fused attention requires."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, scale: float) -> Tensor:
+    scores = (q @ k.transpose(-1, -2)) * scale
+    if mask is not None:
+        scores = scores + mask
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril_()
+        scores = scores.masked_fill_(~seen, -torch.inf)
+    return scores
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return out `[b,h,s,e]` and log-sum-exp `[b,h,s]` of attention; flash attention on CPU, matrix products elsewhere.
+
+    A causal mask lets query i see keys up to i, whatever the two lengths.
+    """
+    if q.device.type == "cpu":
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001
+        q, k, v = _rows(q), _rows(k), _rows(v)
+        out, lse = fused(q, k, v, 0.0, causal, attn_mask=None if mask is None else _rows(mask), scale=scale)
+        return out, lse
+    wide = _scores(_wide(q), _wide(k), mask, causal=causal, scale=scale)
+    top = torch.nan_to_num(wide.amax(-1, keepdim=True), neginf=0.0)
+    p = torch.exp_(wide - top)
+    total = p.sum(-1, keepdim=True)
+    total = total.masked_fill_(total == 0, 1)
+    return (p @ _wide(v) / total).to(q.dtype), (top + total.log()).squeeze(-1)
+
+
+def attention_grad(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v of attention."""
+    if q.device.type == "cpu":
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
+        grad, q, k, v, out = map(_rows, (grad, q, k, v, out))
+        mask = None if mask is None else _rows(mask)
+        gq, gk, gv = fused(grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
+        return gq, gk, gv
+    wide = _wide(grad)
+    p = torch.exp_(_scores(_wide(q), _wide(k), mask, causal=causal, scale=scale) - lse.unsqueeze(-1))
+    delta = (wide * out).sum(-1, keepdim=True)
+    gs = (wide @ _wide(v).transpose(-1, -2) - delta) * p * scale
+    gq, gk, gv = gs @ _wide(k), gs.transpose(-1, -2) @ _wide(q), p.transpose(-1, -2) @ wide
+    return gq.to(q.dtype), gk.to(q.dtype), gv.to(q.dtype)
+
+
+def layer_norm(x: Tensor, w: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y, and mean and rstd (f32 or f64) of the dims of `x` that `w` lacks, for `x` that is not empty."""
+    y, mean, rstd = torch.native_layer_norm(x, w.shape, _wide(w), _wide(bias), eps)
+    lead = x.shape[: x.dim() - w.dim()]
+    return y, mean.reshape(lead), rstd.reshape(lead)
+
+
+def layer_norm_grad(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, weight and bias of layer normalisation, for `x` that is not empty."""
+    ones = (1,) * w.dim()
+    mean, rstd = mean.reshape(*mean.shape, *ones), rstd.reshape(*rstd.shape, *ones)
+    backward = torch.ops.aten.native_layer_norm_backward.default
+    wide = _wide(w)
+    dx, dw, db = backward(grad.contiguous(), x.contiguous(), w.shape, mean, rstd, wide, wide, (True, True, True))
+    return dx, dw.to(w.dtype), db.to(w.dtype)
+
+
+def batch_norm(x: Tensor, w: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return y, mean, rstd and the biased variance of each channel, for `x` that is not empty."""
+    wide = _wide(w)
+    running = torch.zeros_like(wide)
+    y, mean, rstd = torch.native_batch_norm(x, wide, _wide(bias), torch.zeros_like(wide), running, training=True, momentum=1.0, eps=eps)
+    count = x.numel() // x.shape[1]
+    # with momentum 1 the running variance is the batch's unbiased one, which does not exist for one element
+    variance = running.mul_((count - 1) / count) if count > 1 else torch.zeros_like(wide)
+    return y, mean, rstd, variance
+
+
+def batch_norm_grad(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, weight and bias of batch normalisation, for `x` that is not empty."""
+    backward = torch.ops.aten.native_batch_norm_backward.default
+    dx, dw, db = backward(grad, x, _wide(w), None, None, mean, rstd, train=True, eps=0.0, output_mask=(True, True, True))
+    return dx, dw.to(w.dtype), db.to(w.dtype)
