@@ -1,0 +1,38 @@
+"""Training steps, as anybody writes them."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from maniple.models.workload import Batch
+
+
+def train_language_model(model: nn.Module, optimizer: Optimizer, batch: Batch) -> Tensor:
+    """Predict `y` from `x`, token by token; return the loss, rank 0."""
+    logits = model(batch["x"])
+    loss = F.cross_entropy(logits.flatten(0, 1), batch["y"].flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def train_masked_language_model(model: nn.Module, optimizer: Optimizer, batch: Batch) -> Tensor:
+    """Predict the masked tokens; return the loss over those, rank 0."""
+    logits = model(batch["input_ids"], batch["token_type_ids"])
+    loss = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def train_classifier(model: nn.Module, optimizer: Optimizer, batch: Batch) -> Tensor:
+    """Predict class `y` of `x`; return the loss, rank 0."""
+    loss = F.cross_entropy(model(batch["x"]), batch["y"])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
