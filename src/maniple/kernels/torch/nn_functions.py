@@ -135,7 +135,7 @@ def attention_grad(
 
 def layer_norm(x: Tensor, w: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and rstd (f32 or f64) of the dims of `x` that `w` lacks, for `x` that is not empty."""
-    y, mean, rstd = torch.native_layer_norm(x, w.shape, _wide(w), _wide(bias), eps)
+    y, mean, rstd = torch.native_layer_norm(x, w.shape, _wide(w).contiguous(), _wide(bias).contiguous(), eps)
     lead = x.shape[: x.dim() - w.dim()]
     return y, mean.reshape(lead), rstd.reshape(lead)
 
@@ -143,18 +143,21 @@ def layer_norm(x: Tensor, w: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, 
 def layer_norm_grad(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias of layer normalisation, for `x` that is not empty."""
     ones = (1,) * w.dim()
-    mean, rstd = mean.reshape(*mean.shape, *ones), rstd.reshape(*rstd.shape, *ones)
+    # the kernel reads all of these as if they were contiguous
+    mean, rstd = (value.contiguous().reshape(*value.shape, *ones) for value in (mean, rstd))
     backward = torch.ops.aten.native_layer_norm_backward.default
-    wide = _wide(w)
+    wide = _wide(w).contiguous()
     dx, dw, db = backward(grad.contiguous(), x.contiguous(), w.shape, mean, rstd, wide, wide, (True, True, True))
     return dx, dw.to(w.dtype), db.to(w.dtype)
 
 
 def batch_norm(x: Tensor, w: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return y, mean, rstd and the biased variance of each channel, for `x` that is not empty."""
-    wide = _wide(w)
+    wide = _wide(w).contiguous()
     running = torch.zeros_like(wide)
-    y, mean, rstd = torch.native_batch_norm(x, wide, _wide(bias), torch.zeros_like(wide), running, training=True, momentum=1.0, eps=eps)
+    y, mean, rstd = torch.native_batch_norm(
+        x, wide, _wide(bias).contiguous(), torch.zeros_like(wide), running, training=True, momentum=1.0, eps=eps
+    )
     count = x.numel() // x.shape[1]
     # with momentum 1 the running variance is the batch's unbiased one, which does not exist for one element
     variance = running.mul_((count - 1) / count) if count > 1 else torch.zeros_like(wide)
@@ -164,5 +167,7 @@ def batch_norm(x: Tensor, w: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, 
 def batch_norm_grad(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias of batch normalisation, for `x` that is not empty."""
     backward = torch.ops.aten.native_batch_norm_backward.default
-    dx, dw, db = backward(grad, x, _wide(w), None, None, mean, rstd, train=True, eps=0.0, output_mask=(True, True, True))
+    # the kernel reads these as if they were contiguous
+    wide, mean, rstd = _wide(w).contiguous(), mean.contiguous(), rstd.contiguous()
+    dx, dw, db = backward(grad, x, wide, None, None, mean, rstd, train=True, eps=0.0, output_mask=(True, True, True))
     return dx, dw.to(w.dtype), db.to(w.dtype)
