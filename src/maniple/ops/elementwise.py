@@ -83,6 +83,11 @@ def _row(name: str, arity: int, *linear: set[int], result: str = "", flops: int 
     )
 
 
+def _divide_linear(op: Op) -> Linear:
+    """Return that floats divide linearly in the numerator; integers are rounded."""
+    return (frozenset({0}),) if op.results[0].type.is_float else ()
+
+
 _UNARY = (
     "abs", "sign", "exponential", "log", "log_plus_one", "logistic", "tanh", "sqrt", "rsqrt", "cosine", "sine", "erf", "floor",
     "ceil", "not",
@@ -95,7 +100,7 @@ ELEMENTWISE: tuple[OpDef, ...] = (
     _row("add", 2, {0, 1}),
     _row("subtract", 2, {0, 1}),
     _row("multiply", 2, {0}, {1}),
-    _row("divide", 2, {0}),
+    OpDef("divide", partial(infer_elementwise, arity=2), elementwise_factors, _divide_linear),
     _row("power", 2),
     _row("remainder", 2),
     _row("maximum", 2),
