@@ -71,7 +71,8 @@ class Task:
         op: name of the collective, or of the segment's most expensive op.
         accesses: reads in the order of the segment's inputs, then writes in the order of its outputs.
         segment: number of the segment, -1 for collectives.
-        once: axes along which the points compute the same and only the first one writes.
+        once: shared axes along which some written parts are the same at every point; of those parts only the first point is the
+            writer, and a point that is no writer at all need not run.
         flops: floating-point operations of the first (largest) point.
         num_bytes: bytes that the first point reads and writes, for a collective bytes that it receives.
     """

@@ -1,0 +1,155 @@
+"""Runs the point tasks of a graph one after another, in any order that the edges allow."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from maniple.base.errors import EngineError, ManipleError
+from maniple.engine.protocol import Body, CompileBody
+from maniple.engine.reference.store import Store, detached
+from maniple.ir.program import Program
+from maniple.mesh.mesh import Mesh, Point
+from maniple.ops.localize import localize
+from maniple.taskgraph.graph import Task, TaskGraph
+
+
+class ReferenceEngine:
+    """All devices in one process, sequential: the semantics of task graphs.
+
+    Args:
+        compile_body: makes the body of a local program.
+        rng: picks the next point task among those that may run; None takes them in program order.
+    """
+
+    def __init__(self, compile_body: CompileBody[torch.Tensor], rng: random.Random | None = None) -> None:
+        """Make an engine that has compiled nothing yet."""
+        self._compile, self._rng = compile_body, rng
+        self._plan: _Plan | None = None
+
+    @property
+    def num_bodies(self) -> int:
+        """Number of bodies compiled for the graph that ran last."""
+        return len(self._plan.bodies) if self._plan else 0
+
+    def run(self, graph: TaskGraph, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run the step once; see `Engine.run`.
+
+        Bodies are compiled when first met and kept while calls bring the same graph.
+
+        Raises:
+            EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails.
+        """
+        _check_inputs(graph, inputs)
+        if self._plan is None or self._plan.graph is not graph:
+            self._plan = _Plan(graph, self._compile)
+        plan = self._plan
+        with torch.no_grad():
+            store = Store(graph, inputs)
+            for number, device in plan.order(self._rng):
+                _run_point(plan, store, graph.tasks[number], plan.points[device])
+            outputs = {name: store.whole(buffer) for buffer, name in graph.outputs}
+            return detached(outputs, inputs)
+
+
+def _check_inputs(graph: TaskGraph, inputs: Mapping[str, torch.Tensor]) -> None:
+    shapes = {buffer.name: buffer.type.shape for buffer in graph.buffers}
+    for buffer, name in graph.inputs:
+        if name not in inputs:
+            raise EngineError(f"input {name!r} is missing")
+        if tuple(inputs[name].shape) != shapes[buffer]:
+            raise EngineError(f"input {name!r} has shape {list(inputs[name].shape)}; expected {list(shapes[buffer])}")
+
+
+def _run_point(plan: _Plan, store: Store, task: Task, point: Point) -> None:
+    reads = [access for access in task.accesses if access.privilege == "read"]
+    writes = [access for access in task.accesses if access.privilege == "write"]
+    if any(store.memory.writes(task, access, point) for access in writes):
+        operands = [store.read(access, point) for access in reads]
+        results = plan.body(task, point).run(task, operands) if task.kind == "compute" else (operands[0],)
+        for access, result in zip(writes, results, strict=True):
+            store.write(task, access, point, result)
+    for access in reads:
+        store.done(access)
+
+
+@dataclass(frozen=True, slots=True)
+class _PointBody:
+    """A body with the offsets of one device."""
+
+    body: Body[torch.Tensor]
+    offsets: tuple[int, ...]
+
+    def run(self, task: Task, operands: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        try:
+            return self.body(*operands, *self.offsets)
+        except ManipleError:
+            raise
+        except Exception as error:
+            what = f"task {task.name} (segment {task.segment}, {task.op}) failed: {type(error).__name__}: {error}"
+            raise EngineError(what, where=task.location) from error
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is kept of a graph between runs."""
+
+    graph: TaskGraph
+    compile: CompileBody[torch.Tensor]
+    points: list[Point] = field(init=False)
+    bodies: dict[tuple[int, tuple[tuple[int, ...], ...]], Body[torch.Tensor]] = field(default_factory=dict)
+    at_point: dict[tuple[int, int], _PointBody] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.points = list(self.graph.mesh.points())
+
+    def body(self, task: Task, point: Point) -> _PointBody:
+        """Return the body that the device at `point` runs; devices whose shapes agree share one."""
+        mesh = self.graph.mesh
+        key = (task.segment, mesh.device(point))
+        if key not in self.at_point:
+            fragment = self.graph.segments[task.segment]
+            shapes = (task.segment, local_shapes(fragment, mesh, point))
+            local = localize(fragment, mesh, point)
+            if shapes not in self.bodies:
+                self.bodies[shapes] = self.compile(local)
+            self.at_point[key] = _PointBody(self.bodies[shapes], tuple(offset.at(mesh, point) for offset in local.offsets))
+        return self.at_point[key]
+
+    def order(self, rng: random.Random | None) -> Iterator[tuple[int, int]]:
+        """Yield every (task, device) once, each after those that its edges name.
+
+        Raises:
+            EngineError: if the edges form a cycle.
+        """
+        count = len(self.points)
+        numbers = {task.name: number for number, task in enumerate(self.graph.tasks)}
+        after: list[list[int]] = [[] for _ in range(count * len(numbers))]
+        missing = [0] * len(after)
+        for edge in self.graph.edges:
+            before, later = numbers[edge.before] * count, numbers[edge.after] * count
+            for device, point in enumerate(self.points):
+                for other in self.graph.mesh.group(point, edge.axes):
+                    after[before + self.graph.mesh.device(other)].append(later + device)
+                    missing[later + device] += 1
+        ready = [node for node, number in enumerate(missing) if number == 0]
+        done = 0
+        while ready:
+            node = heapq.heappop(ready) if rng is None else ready.pop(rng.randrange(len(ready)))
+            done += 1
+            yield divmod(node, count)
+            for other_node in after[node]:
+                missing[other_node] -= 1
+                if missing[other_node] == 0:
+                    heapq.heappush(ready, other_node) if rng is None else ready.append(other_node)
+        if done < len(after):
+            raise EngineError("edges form a cycle: some tasks never become ready")
+
+
+def local_shapes(fragment: Program, mesh: Mesh, point: Point) -> tuple[tuple[int, ...], ...]:
+    """Return the shape that the device at `point` has of each value: what decides which body it runs."""
+    return tuple(value.sharding.local_shape(value.type.shape, mesh, point) if value.sharding else () for value in fragment.values())
