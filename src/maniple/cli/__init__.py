@@ -1,0 +1,1 @@
+"""The command line: arguments become frozen configuration, reports become tables or JSON."""

@@ -1,0 +1,191 @@
+"""The commands `train`, `check`, `explain` and `models`.
+
+Exit status: 0 well, 1 a check that failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+import orjson
+import typer
+from rich.console import Console
+
+from maniple.base.errors import ManipleError
+from maniple.cli import render
+from maniple.cli.progress import progress_shown
+from maniple.commands import CheckConfig, ExplainConfig, Listener, Stage, TrainConfig, WorkloadConfig, ignore
+from maniple.mesh import Strategy
+
+app: Final = typer.Typer(
+    name="maniple",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Take a training step as it is, shard it by a strategy, run it as tasks, get the numbers of one device.",
+)
+
+_STRATEGY = 'words such as "dp=2 tp=2 zero=3", or a path that ends in .toml'
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="gpt2, gpt2:small, ... (see maniple models), or FILE.py:FUNCTION")]
+StrategyText = Annotated[str, typer.Option("--strategy", "-s", metavar="TEXT", help=_STRATEGY)]
+Engine = Annotated[str, typer.Option(help="what runs the tasks")]
+Rows = Annotated[int | None, typer.Option("--batch", metavar="N", help="rows of the global batch")]
+Seq = Annotated[int | None, typer.Option("--seq", metavar="N", help="tokens per row")]
+Dropout = Annotated[float, typer.Option(metavar="RATE", help="dropout rate")]
+Seed = Annotated[int, typer.Option(metavar="N", help="seed of weights, data and dropout")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+
+
+@app.command()
+def train(
+    model: Model,
+    *,
+    strategy: StrategyText,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="training steps")] = 50,
+    engine: Engine = "reference",
+    dtype: Annotated[str, typer.Option(help="float32, float64 or bfloat16")] = "float32",
+    batch: Rows = None,
+    seq: Seq = None,
+    dropout: Dropout = 0.0,
+    seed: Seed = 0,
+    compare: Annotated[bool, typer.Option("--compare", help="train on one device as well, the framework's own way")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train a model under a strategy: on real text, or on made-up images and rows."""
+    with _errors_shown(debug=debug):
+        workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed)
+        config = TrainConfig(workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps, compare=compare)
+        from maniple import api
+
+        with _listener(quiet=as_json) as listener:
+            report = api.train(config, listener)
+        if as_json:
+            _print_json(report)
+        else:
+            render.show(Console(), render.train_view(report))
+
+
+@app.command()
+def check(
+    model: Model,
+    *,
+    strategy: StrategyText,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="steps to compare")] = 3,
+    engine: Engine = "reference",
+    dtype: Annotated[str, typer.Option(help="float64, float32 or bfloat16")] = "float64",
+    batch: Rows = None,
+    seq: Seq = None,
+    dropout: Dropout = 0.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare every tensor with one device; exit 1 if one differs."""
+    with _errors_shown(debug=debug):
+        workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed)
+        config = CheckConfig(workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps)
+        from maniple import api
+
+        with _listener(quiet=as_json) as listener:
+            report = api.check(config, listener)
+        if as_json:
+            _print_json(report)
+        else:
+            render.show(Console(), render.check_view(report))
+    if not report.equal:
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(
+    model: Model,
+    *,
+    strategy: StrategyText = "",
+    stage: Annotated[Stage | None, typer.Option(help="print the text form of this stage")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float64 or bfloat16")] = "float32",
+    batch: Rows = None,
+    seq: Seq = None,
+    dropout: Dropout = 0.0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print what is communicated and why, or the program, the sharded program or the tasks."""
+    with _errors_shown(debug=debug):
+        workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout)
+        config = ExplainConfig(workload=workload, strategy=Strategy.load(strategy), stage=stage)
+        from maniple import api
+
+        with _listener(quiet=as_json) as listener:
+            report = api.explain(config, listener)
+        if as_json:
+            _print_json(report)
+        elif stage is not None:
+            typer.echo(report.text)
+        else:
+            render.show(Console(), render.explain_view(report))
+
+
+@app.command()
+def models(*, as_json: Json = False, debug: Debug = False) -> None:
+    """List what MODEL may be."""
+    with _errors_shown(debug=debug):
+        from maniple.models import ZOO
+
+        found = {name: {"description": family.description, "sizes": list(family.sizes)} for name, family in ZOO.items()}
+        if as_json:
+            _print_json(found)
+        else:
+            render.show(Console(), render.models_view(found))
+
+
+def _print_json(value: object) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
+
+
+@contextmanager
+def _listener(*, quiet: bool) -> Iterator[Listener]:
+    """Show progress on standard error; none beside JSON unless a person watches."""
+    console = Console(stderr=True)
+    if quiet and not console.is_terminal:
+        yield ignore
+        return
+    with progress_shown(console) as listener:
+        yield listener
+
+
+@contextmanager
+def _errors_shown(*, debug: bool) -> Iterator[None]:
+    """Turn errors made on purpose into one message and exit status 2; with `debug`, into a traceback as well."""
+    try:
+        yield
+    except ManipleError as error:
+        if debug:
+            _print_traceback()
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        if debug:
+            _print_traceback()
+        typer.echo("error: PyTorch is not installed\n  try: pip install 'maniple[torch]'", err=True)
+        raise typer.Exit(2) from error
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    typer.echo(traceback.format_exc(), err=True, nl=False)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,247 @@
+"""What the commands take and what they give back: plain data between `cli` and `api`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from maniple.mesh import Strategy
+
+Stage = Literal["program", "sharded", "tasks"]
+"""What `explain` prints: the captured program, the sharded one, or the task graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadConfig:
+    """Which training step, on what data.
+
+    Attributes:
+        model: a name of the zoo, or `FILE.py:FUNCTION`.
+        batch: rows of a batch, None for the model's own.
+        seq: tokens per row, None for the model's own.
+        dtype: of parameters, buffers and batch.
+        dropout: rate.
+        seed: of weights, data and dropout.
+    """
+
+    model: str
+    batch: int | None = None
+    seq: int | None = None
+    dtype: str = "float32"
+    dropout: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """What `train` does.
+
+    Attributes:
+        compare: train the framework's own way on one device as well.
+    """
+
+    workload: WorkloadConfig
+    strategy: Strategy
+    engine: str = "reference"
+    steps: int = 50
+    compare: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckConfig:
+    """What `check` does."""
+
+    workload: WorkloadConfig
+    strategy: Strategy
+    engine: str = "reference"
+    steps: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainConfig:
+    """What `explain` prints: the communication table, or the text of one stage."""
+
+    workload: WorkloadConfig
+    strategy: Strategy
+    stage: Stage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """A part of the work has begun, e.g. `capture`; it has `num_steps` steps, 0 where that is not known."""
+
+    name: str
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One step of a phase is done.
+
+    Attributes:
+        loss: what the step returned, None where it does not return a number.
+        seconds: how long it took.
+        samples: tokens, images or rows that it took, 0 if unknown.
+        unit: what `samples` counts.
+    """
+
+    loss: float | None = None
+    seconds: float = 0.0
+    samples: int = 0
+    unit: str = "rows"
+
+
+Event = PhaseStarted | StepDone
+Listener = Callable[[Event], None]
+"""Told of progress; see `ignore`."""
+
+
+def ignore(_event: Event) -> None:
+    """Take no notice of an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """How many collectives of one kind there are, and the bytes that a device holds of their operands, together."""
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        name: strategy and engine, or the framework's own way.
+        losses: of every step.
+        samples_per_s: tokens, images or rows per second, the first step left out; 0 if unknown.
+        step_s: median seconds per step.
+        compile_s: seconds before the first step.
+    """
+
+    name: str
+    losses: tuple[float, ...]
+    samples_per_s: float
+    step_s: float
+    compile_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainReport:
+    """What `train` found.
+
+    Attributes:
+        runs: the run asked for, then the one-device run if there was one.
+        max_loss_difference: largest difference between the losses of the two, None with one run.
+    """
+
+    model: str
+    strategy: str
+    engine: str
+    steps: int
+    unit: str
+    runs: tuple[Run, ...]
+    max_loss_difference: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorCheck:
+    """How far one tensor is from that of one device.
+
+    Attributes:
+        kind: loss, parameter, buffer or optimizer.
+        rel_err: norm of the difference over the larger of the tensor's norm and 1e-3 of the norm of its kind.
+        noise: the same measure between two one-device runs that begin one unit in the last place apart.
+        tolerance: what `rel_err` may be.
+    """
+
+    name: str
+    kind: str
+    rel_err: float
+    noise: float
+    tolerance: float
+    equal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """What `check` found.
+
+    Attributes:
+        equal: whether every tensor is within its tolerance.
+        max_rel_err: of the worst tensor.
+        tolerance: of the worst tensor.
+        worst_tensor: the tensor that is furthest out, relative to its tolerance.
+        flops_per_device_ratio: FLOPs of the busiest device over those of one device alone.
+        state_bytes_per_device_ratio: bytes of parameters, buffers and optimizer state, likewise.
+        parameter_bytes_per_device_ratio: of parameters only.
+        optimizer_bytes_per_device_ratio: of optimizer state only.
+        replicated_ops: ops that every device computes whole, by name, with their number.
+        collectives: by kind.
+        tensors: every tensor compared.
+        low_precision: what stayed below the dtype asked for.
+    """
+
+    model: str
+    strategy: str
+    engine: str
+    dtype: str
+    steps: int
+    equal: bool
+    max_rel_err: float
+    tolerance: float
+    worst_tensor: str
+    num_ops: int
+    num_tasks: int
+    flops_per_device_ratio: float
+    state_bytes_per_device_ratio: float
+    parameter_bytes_per_device_ratio: float
+    optimizer_bytes_per_device_ratio: float
+    replicated_ops: Mapping[str, int] = field(default_factory=dict)
+    collectives: Mapping[str, Traffic] = field(default_factory=dict)
+    capture_s: float = 0.0
+    compile_s: float = 0.0
+    run_s: float = 0.0
+    tensors: tuple[TensorCheck, ...] = ()
+    low_precision: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationRow:
+    """One collective.
+
+    Attributes:
+        tensor: value that is moved.
+        why: the factor that was contracted, or the layouts that differ.
+        where: the user's line, with the module path; empty if unknown.
+    """
+
+    kind: str
+    tensor: str
+    axis: str
+    bytes: int
+    phase: str
+    why: str
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainReport:
+    """What `explain` found.
+
+    Attributes:
+        text: text form of the stage asked for, empty if none was.
+        communication: every collective in program order; empty for stage `program`.
+        replicated_ops: ops that every device computes whole, by name, with their number.
+    """
+
+    model: str
+    strategy: str
+    stage: Stage | None = None
+    text: str = ""
+    num_ops: int = 0
+    num_tasks: int = 0
+    communication: tuple[CommunicationRow, ...] = ()
+    replicated_ops: Mapping[str, int] = field(default_factory=dict)
