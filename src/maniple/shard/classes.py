@@ -1,0 +1,176 @@
+"""Which dims hold examples or tokens, and which values are parameters in another shape.
+
+Batch and sequence dims are found from the batch inputs: what an op's factor rule says moves together belongs together. A dim may be
+batch in part only: `[batch * heads, ...]` is batch on its major side. Hence a *region* of a dim of n elements: `(lo, hi)` is the factor
+of size `hi / lo` whose neighbouring indices are `lo` elements apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from maniple.ir.program import Input, Op, Program, Value
+from maniple.ops import definition
+from maniple.ops.factors import Dim
+from maniple.shard.options import Split
+
+Region = tuple[int, int]
+
+
+def is_step(op: Op) -> bool:
+    """Return whether an op is part of forward or backward, whose layouts the solver decides."""
+    return op.phase != "update"
+
+
+class BatchRegions:
+    """The regions of every value that hold examples, tokens or pixels."""
+
+    def __init__(self, program: Program) -> None:
+        """Find them, starting from the batch inputs of `program`."""
+        self._regions: dict[Value, dict[int, list[Region]]] = {}
+        self._ops: dict[Value, list[Op]] = {}
+        for op in program.ops:
+            if is_step(op):
+                for value in dict.fromkeys((*op.operands, *op.results)):
+                    self._ops.setdefault(value, []).append(op)
+        self._queue: list[Op] = []
+        self.num_tokens = 1
+        for item in program.inputs:
+            if item.kind == "batch":
+                dims = list(batch_dims(item, self._ops))
+                self.num_tokens = max(self.num_tokens, math.prod(item.value.type.shape[dim] for dim in dims))
+                for dim in dims:
+                    self._add(item.value, dim, (1, item.value.type.shape[dim]))
+        while self._queue:
+            self._push(self._queue.pop())
+
+    def __contains__(self, value: Value) -> bool:
+        """Return whether `value` grows with the batch."""
+        return value in self._regions
+
+    def is_cut(self, value: Value, split: Split, ways: int) -> bool:
+        """Return whether `split` divides examples or tokens among devices."""
+        n = value.type.shape[split.dim]
+        per_block = n // split.blocks
+        chunk = -(-(per_block // split.unit) // ways) * split.unit
+        return any(lo % per_block and chunk % hi for lo, hi in self._regions.get(value, {}).get(split.dim, ()))
+
+    def _add(self, value: Value, dim: int, region: Region) -> None:
+        lo, hi = region
+        known = self._regions.setdefault(value, {}).setdefault(dim, [])
+        if lo < hi and not any(a <= lo and hi <= b for a, b in known):
+            known.append(region)
+            self._queue += self._ops.get(value, ())
+
+    def _push(self, op: Op) -> None:
+        """Carry the regions of each operand and result of `op` to the others."""
+        rule = definition(op.name).factors(op)
+        places: dict[str, list[tuple[Value, int, int]]] = {}
+        for value, dims in sides(op, rule.operands, rule.results):
+            for at, dim in enumerate(dims):
+                for factor in dim:
+                    places.setdefault(factor, []).append((value, at, rule.outer_inner(dim, factor)[1]))
+        for factor, found in places.items():
+            size = rule.sizes[factor]
+            regions = {
+                _clip(region, inner, size)
+                for value, at, inner in found
+                for region in self._regions.get(value, {}).get(at, ())
+            }
+            for lo, hi in sorted(regions):
+                for value, at, inner in found:
+                    if lo < hi:
+                        self._add(value, at, (lo * inner, hi * inner))
+
+
+def _clip(region: Region, inner: int, size: int) -> Region:
+    """Return the part of `region` within a factor of `size` that stands `inner` apart, counted inside of the factor."""
+    lo, hi = max(region[0], inner), min(region[1], inner * size)
+    if lo >= hi:
+        return (1, 1)
+    if lo % inner or hi % inner:
+        return (1, size)
+    return (lo // inner, hi // inner)
+
+
+def sides(op: Op, operands: Iterable[tuple[Dim, ...]], results: Iterable[tuple[Dim, ...]]) -> Iterator[tuple[Value, tuple[Dim, ...]]]:
+    """Yield each operand and result of `op` with its dims."""
+    yield from zip(op.operands, operands, strict=True)
+    yield from zip(op.results, results, strict=True)
+
+
+def batch_dims(item: Input, ops: dict[Value, list[Op]]) -> Iterator[int]:
+    """Yield the dims of a batch input that hold examples, tokens or pixels: all but the features of a float input.
+
+    Features are the last dim of two or three, dim 1 of more; dim 1 as well where a convolution reads the input.
+    """
+    kind = item.value.type
+    if not kind.is_float:
+        yield from range(kind.rank)
+        return
+    by_channel = kind.rank > 3 or any(op.name == "convolution" for op in ops.get(item.value, ()))
+    feature = 1 if by_channel else max(kind.rank - 1, 1)
+    yield from (dim for dim in range(kind.rank) if dim != feature)
+
+
+def keeps_elements(op: Op) -> bool:
+    """Return whether `op` makes each result element from operand elements at one place: elementwise, or moving them about."""
+    row = definition(op.name)
+    if row.is_contraction or len(op.results) != 1 or not op.operands:
+        return False
+    rule = row.factors(op)
+    dims = rule.results[0]
+    is_elementwise = all(
+        operand == dims or not value.type.rank for value, operand in zip(op.operands, rule.operands, strict=True)
+    )
+    return row.moves_data or (is_elementwise and not rule.whole)
+
+
+class Weights:
+    """Parameters that enter a contraction, the values that are such a parameter in another shape or dtype, and what must be divided.
+
+    Attributes:
+        values: those parameters and values; they may not change their layout.
+        contractions: ops that compute with them, or compute their gradients.
+    """
+
+    def __init__(self, program: Program) -> None:
+        """Find them in `program`."""
+        roots = self._derived(program)
+        self.contractions: set[Op] = set()
+        entering: set[Value] = set()
+        for op in program.ops:
+            if is_step(op) and definition(op.name).is_contraction:
+                found = [root for value in op.operands for root in roots.get(value, ())]
+                if found:
+                    self.contractions.add(op)
+                    entering.update(found)
+        self.values = {value for value, of in roots.items() if of & entering}
+        self._add_gradients(program, {item.name for item in program.inputs if item.value in entering})
+
+    def _derived(self, program: Program) -> dict[Value, frozenset[Value]]:
+        """Return for each value that is made of parameters alone, without contraction, those parameters."""
+        roots = {item.value: frozenset({item.value}) for item in program.inputs if item.kind == "parameter"}
+        for op in program.ops:
+            tensors = [value for value in op.operands if value.type.rank]
+            if is_step(op) and tensors and all(value in roots for value in tensors) and keeps_elements(op):
+                made_of = frozenset[Value]().union(*(roots[value] for value in tensors))
+                roots.update(dict.fromkeys(op.results, made_of))
+        return roots
+
+    def _add_gradients(self, program: Program, names: set[str]) -> None:
+        """Add the contractions whose results flow into the gradients of `names`."""
+        made_by = program.producers()
+        queue = [value for name, value in program.gradients if name in names]
+        seen: set[Value] = set()
+        while queue:
+            value = queue.pop()
+            op = made_by.get(value)
+            if value in seen or op is None or not is_step(op):
+                continue
+            seen.add(value)
+            if definition(op.name).is_contraction:
+                self.contractions.add(op)
+            elif keeps_elements(op):
+                queue += op.operands
