@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import torch
 
 from maniple.mesh.sharding import Pending
 from maniple.taskgraph.regions import Region, pieces, region_shape
+
+_COMBINERS: Final[Mapping[Pending, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = MappingProxyType(
+    {"sum": torch.Tensor.add, "max": torch.Tensor.maximum, "min": torch.Tensor.minimum}
+)
 
 
 @dataclass(slots=True)
@@ -44,12 +50,10 @@ def gather(wanted: Region, instances: Sequence[Instance]) -> torch.Tensor:
 
 def combine(kind: Pending, partials: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the sum, maximum or minimum of partial results, taken in the order given."""
+    combiner = _COMBINERS[kind]
     result = partials[0]
     for partial in partials[1:]:
-        if kind == "sum":
-            result = result + partial
-        else:
-            result = torch.maximum(result, partial) if kind == "max" else torch.minimum(result, partial)
+        result = combiner(result, partial)
     return result
 
 
