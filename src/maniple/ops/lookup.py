@@ -111,7 +111,7 @@ LOOKUP: tuple[OpDef, ...] = (
     ),
     OpDef(
         "embedding_grad", infer_embedding_grad, embedding_grad_factors, linear_in({0}), _first_operand_elements,
-        offsets=lambda _op: ("v",),
+        offsets=lambda _op: ("v",), is_contraction=True,
     ),
     OpDef("pick", infer_pick, pick_factors, linear_in({0}), offsets=lambda _op: ("v",)),
     OpDef(
