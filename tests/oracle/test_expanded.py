@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
 from evaluate import assert_close, make_op, program_of, whole
+from samples import Sample
+from samples_nn import NN_SAMPLES
+
 from maniple.engine.reference import ReferenceEngine
 from maniple.kernels.torch import compile_program
 from maniple.lower import lower
@@ -15,8 +17,6 @@ from maniple.shard.layouts import Layouts
 from maniple.shard.options import Along, Split, split_factor
 from maniple.shard.propagate import propagate
 from maniple.verify.sharded import verify_sharded
-from samples import Sample
-from samples_nn import NN_SAMPLES
 
 
 def sharding_of(rank: int, along: Along) -> Sharding:
@@ -38,7 +38,10 @@ def test_expanded(sample: Sample, ways: int) -> None:
             continue
         assert option.expands == (factor in rule.whole)
         layouts = Layouts(
-            inputs={item.name: sharding_of(item.value.type.rank, along) for item, along in zip(program.inputs, option.operands, strict=True)},
+            inputs={
+                item.name: sharding_of(item.value.type.rank, along)
+                for item, along in zip(program.inputs, option.operands, strict=True)
+            },
             order=("x",),
             options={"x": {op: option}},
         )
