@@ -182,6 +182,7 @@ class CheckReport:
         collectives: by kind.
         tensors: every tensor compared.
         low_precision: what stayed below the dtype asked for.
+        problems: what the checkers of layouts and dependences found wrong in the plan; `equal` is false if there is any.
     """
 
     model: str
@@ -206,6 +207,7 @@ class CheckReport:
     run_s: float = 0.0
     tensors: tuple[TensorCheck, ...] = ()
     low_precision: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

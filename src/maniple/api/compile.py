@@ -1,0 +1,58 @@
+"""From a captured program to a task graph, every stage checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maniple.base.errors import VerifyError
+from maniple.ir.program import Program
+from maniple.lower import lower
+from maniple.mesh import Strategy
+from maniple.shard.shard import Sharded, shard
+from maniple.taskgraph import TaskGraph
+from maniple.transform.cse import cse
+from maniple.transform.dce import dce
+from maniple.verify.dependences import check_dependences
+from maniple.verify.sharded import verify_sharded
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step, ready to run.
+
+    Attributes:
+        program: as captured, after clean-up.
+        sharded: the same with a layout on every value.
+        graph: the same as tasks.
+    """
+
+    program: Program
+    sharded: Sharded
+    graph: TaskGraph
+
+    def problems(self) -> tuple[str, ...]:
+        """Return what the independent checkers of layouts and of dependences find wrong; nothing if the plan is right."""
+        found = []
+        for check in (lambda: verify_sharded(self.sharded.program, self.sharded.mesh), lambda: check_dependences(self.graph)):
+            try:
+                check()
+            except VerifyError as error:
+                found.append(str(error))
+        return tuple(found)
+
+
+def compile_program(program: Program, strategy: Strategy, shared: tuple[str, ...] = ()) -> Plan:
+    """Return the plan for `program` under `strategy`.
+
+    Args:
+        program: as captured.
+        strategy: how to divide it.
+        shared: axes along which devices share memory.
+
+    Raises:
+        StrategyError: if the strategy does not fit the program.
+    """
+    clean = dce(cse(program))
+    sharded = shard(clean, strategy)
+    sharded = Sharded(dce(sharded.program), sharded.mesh, sharded.layouts, sharded.solution)
+    return Plan(clean, sharded, lower(sharded.program, strategy.mesh, shared))

@@ -1,0 +1,76 @@
+"""`explain`: what a strategy makes of a step, without running it and without memory for its weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from maniple.api.compile import Plan, compile_program
+from maniple.api.frontends import detect, frontend
+from maniple.commands import CommunicationRow, ExplainConfig, ExplainReport, Listener, PhaseStarted, ignore
+from maniple.ir.program import Program
+from maniple.ir.text import print_program
+from maniple.shard.summary import communication, undivided
+from maniple.taskgraph.text import print_graph
+from maniple.transform.cse import cse
+from maniple.transform.dce import dce
+
+
+def explain(config: ExplainConfig, listener: Listener = ignore) -> ExplainReport:
+    """Return what a step communicates and why, or the text of one stage.
+
+    Raises:
+        ManipleError: if the model, the strategy or the step is refused.
+    """
+    listener(PhaseStarted("capture"))
+    program = steady_program(config)
+    common = {"model": config.workload.model, "strategy": str(config.strategy), "stage": config.stage}
+    if config.stage == "program":
+        program = dce(cse(program))
+        return ExplainReport(**common, text=print_program(program), num_ops=len(program.ops))
+    listener(PhaseStarted("compile"))
+    plan = compile_program(program, config.strategy)
+    sharded = plan.sharded.program
+    texts = {None: lambda: "", "sharded": lambda: print_program(sharded), "tasks": lambda: print_graph(plan.graph)}
+    return ExplainReport(
+        **common,
+        text=texts[config.stage](),
+        num_ops=len(sharded.ops),
+        num_tasks=len(plan.graph.tasks),
+        communication=tuple(_rows(plan)),
+        replicated_ops=dict(Counter(op.name for op in undivided(sharded, plan.sharded.mesh)).most_common()),
+    )
+
+
+def steady_program(config: ExplainConfig) -> Program:
+    """Return the program of every step but the first, in which the optimizer's state exists.
+
+    The model is made of fake tensors, and so is the state that the first step would make.
+    """
+    from maniple.models import load
+
+    given = config.workload
+    workload = load(
+        given.model, batch=given.batch, seq=given.seq, dtype=given.dtype, dropout=given.dropout, seed=given.seed, fake=True
+    )
+    bound, args = (workload.model, workload.optimizer), (workload.batch,)
+    adapter = frontend(detect(bound))
+    first = adapter.capture(workload.step, bound, args)
+    if not first.creates_state:
+        return first.program
+    first.create_fake_state()
+    return adapter.capture(workload.step, bound, args).program
+
+
+def _rows(plan: Plan) -> list[CommunicationRow]:
+    return [
+        CommunicationRow(
+            kind=item.kind,
+            tensor=f"%{item.tensor} [{','.join(map(str, item.shape))}]",
+            axis=item.axis,
+            bytes=item.num_bytes,
+            phase=item.phase,
+            why=item.why,
+            where=str(item.location) if item.location else "",
+        )
+        for item in communication(plan.sharded.program, plan.sharded.mesh)
+    ]

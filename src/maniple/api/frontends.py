@@ -1,0 +1,53 @@
+"""Frameworks and engines by name, loaded when used, so that `import maniple` needs none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final
+
+from maniple.base.errors import CaptureError, EngineError
+
+FRONTENDS: Final = {"torch": "maniple.capture.torch"}
+"""Framework name -> module that captures its steps."""
+
+KERNELS: Final = {"torch": "maniple.kernels.torch"}
+"""Framework name -> module that compiles segments."""
+
+ENGINES: Final = {"reference": ("maniple.engine.reference", "ReferenceEngine")}
+"""Engine name -> module and class."""
+
+
+def detect(bound: Sequence[object]) -> str:
+    """Return the framework that the step's arguments come from.
+
+    Raises:
+        CaptureError: if none is known.
+    """
+    for item in bound:
+        for cls in type(item).__mro__:
+            name = cls.__module__.partition(".")[0]
+            if name in FRONTENDS:
+                return name
+    shown = ", ".join(type(item).__name__ for item in bound) or "nothing"
+    raise CaptureError(
+        f"cannot tell the framework of the step from its arguments: {shown}",
+        hint="parallelize(train_step, model, optimizer, strategy=...)",
+    )
+
+
+def frontend(name: str) -> Any:
+    """Return the module that captures steps of framework `name`."""
+    return import_module(FRONTENDS[name])
+
+
+def make_engine(name: str, framework: str) -> Any:
+    """Return a new engine.
+
+    Raises:
+        EngineError: if there is no engine of that name.
+    """
+    if name not in ENGINES:
+        raise EngineError(f"unknown engine {name!r}", hint="one of " + ", ".join(ENGINES))
+    module, cls = ENGINES[name]
+    return getattr(import_module(module), cls)(import_module(KERNELS[framework]).compile_program)
