@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from samples import Sample
 
 from maniple.base.types import TensorType
 from maniple.ir.program import Input, Op, Output, Program, Value
@@ -12,7 +13,6 @@ from maniple.kernels.torch import MANIPLE_DTYPES, compile_program
 from maniple.mesh import AxisPart, Mesh, Sharding
 from maniple.ops import CATALOG, Builder, FactorRule, definition
 from maniple.ops.localize import localize
-from samples import Sample
 
 COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add, "max": torch.maximum, "min": torch.minimum,
@@ -115,10 +115,11 @@ def run_sharded(op: Op, mesh: Mesh, values: Sequence[torch.Tensor | int], like: 
             assert len(kinds) <= 1
             if kinds:
                 total = COMBINE[kinds.pop()](combined[number][at], shard)
-                shard = torch.where(seen[number][at], total, shard)
-            elif not value.sharding.axes:
-                assert not seen[number].any() or torch.equal(combined[number].nan_to_num(), shard.nan_to_num())
-            combined[number][at] = shard
+                combined[number][at] = torch.where(seen[number][at], total, shard)
+            else:
+                held = seen[number][at]
+                torch.testing.assert_close(combined[number][at][held], shard[held], rtol=0, atol=0, equal_nan=True)
+                combined[number][at] = shard
             seen[number][at] = True
     assert all(mask.all() for mask in seen), "elements that no device holds"
     return combined

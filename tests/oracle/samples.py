@@ -94,7 +94,10 @@ _UNARY = (
     "abs", "sign", "exponential", "log", "log_plus_one", "logistic", "tanh", "sqrt", "rsqrt", "cosine", "sine", "erf", "floor", "ceil",
     "negate", "is_finite",
 )  # fmt: skip
-_BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "remainder", *(f"compare_{c}" for c in ("eq", "ne", "lt", "le", "gt", "ge")))
+_BINARY = (
+    "add", "subtract", "multiply", "divide", "maximum", "minimum", "remainder",
+    "compare_eq", "compare_ne", "compare_lt", "compare_le", "compare_gt", "compare_ge",
+)  # fmt: skip
 
 
 def _elementwise() -> list[Sample]:
@@ -112,7 +115,7 @@ def _elementwise() -> list[Sample]:
         *unary,
         *binary,
         sample("power", f(5, 2, low=0.1), f(5, 2)),
-        sample("power", f(5, 2), f(low=2.0, high=2.000001), ),
+        sample("power", f(5, 2), f(low=2.0, high=2.000001) ),
         *(sample(name, i(5, 2), i(5, 2)) for name in ("and", "or", "xor")),
         *(sample(name, b(5, 2), b()) for name in ("and", "or", "xor", "maximum", "minimum", "compare_eq")),
         sample("not", b(5, 2)),

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
-
 from evaluate import arguments, assert_close, lay, make_op, program_of, run, run_sharded, type_of, whole
+from samples import SAMPLES, Sample, f
+from samples_nn import NN_SAMPLES
+
 from maniple.base.types import TensorType
-from maniple.ir.program import Input, Op, Output, Program, Value, sorted_attrs
+from maniple.ir.program import Op, Output, Program, Value, sorted_attrs
 from maniple.mesh import AxisPart, Mesh, Sharding
 from maniple.ops import CATALOG, Builder, FactorRule, definition
 from maniple.ops.collectives import COMMUNICATING, LOCAL
-from samples import SAMPLES, Sample
-from samples_nn import NN_SAMPLES
 
 ALL_SAMPLES = (*SAMPLES, *NN_SAMPLES)
 SAMPLE_IDS = [str(sample) for sample in ALL_SAMPLES]
@@ -121,6 +122,17 @@ def test_linear(sample: Sample) -> None:
         assert_close(whole(sample, both), parts)
 
 
+@pytest.mark.parametrize("sample", [s for s in ALL_SAMPLES if definition(s.name).moves_data], ids=str)
+def test_moves_data(sample: Sample) -> None:
+    one, other = sample.draw(0), sample.draw(1)
+    (numbers,) = linear_sets(sample)
+    second = [other[n] if n in numbers else value for n, value in enumerate(one)]
+    for combine in (torch.maximum, torch.minimum):
+        both = [combine(value, other[n]) if n in numbers else value for n, value in enumerate(one)]
+        parts = [combine(a, b) for a, b in zip(whole(sample, one), whole(sample, second), strict=True)]
+        assert_close(whole(sample, both), parts, tolerance=0)
+
+
 @pytest.mark.parametrize("sample", [s for s in ALL_SAMPLES if definition(s.name).decompose], ids=str)
 def test_decomposition(sample: Sample) -> None:
     op, values = make_op(sample), sample.draw()
@@ -163,3 +175,15 @@ def test_to_pending() -> None:
     op = Op("to_pending", (source,), (target,), sorted_attrs({"axis": "x"}))
     value = torch.arange(5, dtype=torch.float64)
     assert_close(run_sharded(op, mesh, [value], [value]), [value])
+
+
+def test_check_fails_on_a_wrong_rule() -> None:
+    """The check itself: a running sum cannot be split along its dim, nor can a maximum be combined by adding."""
+    mesh, split = Mesh((("x", 2),)), {"d0": (AxisPart("x"),)}
+    running, largest = Sample("cumsum", (f(5, low=1.0),), {"dim": 0}), Sample("reduce_max", (f(5, low=1.0),), {"dims": (0,)})
+    for sample in (running, largest):
+        op, values = make_op(sample), sample.draw()
+        expected = whole(sample, values)
+        rule = replace(definition(op.name).factors(op), whole=frozenset(), reduce={})
+        with pytest.raises(AssertionError):
+            assert_close(run_sharded(lay(op, rule, split), mesh, values, expected), expected)

@@ -73,10 +73,9 @@ def _cumsum_factors(op: Op) -> FactorRule:
 
 def dot_free_dims(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the dims of the two operands of a dot_general that are neither contracted nor batch."""
-    return tuple(  # type: ignore[return-value]  # two operands
-        tuple(d for d in range(value.type.rank) if d not in op.ints(f"{side}_contract") + op.ints(f"{side}_batch"))
-        for side, value in zip(("lhs", "rhs"), op.operands, strict=True)
-    )
+    lhs, rhs = (value.type.rank for value in op.operands)
+    left, right = op.ints("lhs_contract") + op.ints("lhs_batch"), op.ints("rhs_contract") + op.ints("rhs_batch")
+    return tuple(d for d in range(lhs) if d not in left), tuple(d for d in range(rhs) if d not in right)
 
 
 def _check_dims(kind: TensorType, contract: tuple[int, ...], batch: tuple[int, ...]) -> None:
@@ -105,7 +104,8 @@ def infer_dot_general(operands: Sequence[TensorType], attrs: Attrs, _like: Tenso
 
 
 def _dot_factors(op: Op) -> FactorRule:
-    lhs, rhs = ({}, {})  # type: tuple[dict[int, Dim], dict[int, Dim]]
+    lhs: dict[int, Dim] = {}
+    rhs: dict[int, Dim] = {}
     for what, letter in (("batch", "b"), ("contract", "k")):
         for number, (i, j) in enumerate(zip(op.ints(f"lhs_{what}"), op.ints(f"rhs_{what}"), strict=True)):
             lhs[i] = rhs[j] = (f"{letter}{number}",)
@@ -117,8 +117,8 @@ def _dot_factors(op: Op) -> FactorRule:
     operands = tuple(tuple(side[d] for d in range(len(side))) for side in (lhs, rhs))
     sizes = {
         dim[0]: n
-        for value, dims_ in zip(op.operands, operands, strict=True)
-        for dim, n in zip(dims_, value.type.shape, strict=True)
+        for value, named in zip(op.operands, operands, strict=True)
+        for dim, n in zip(named, value.type.shape, strict=True)
     }
     return FactorRule(operands, ((*batch, *free),), sizes)
 

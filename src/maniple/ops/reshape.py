@@ -112,4 +112,4 @@ def reshape_factors(op: Op) -> FactorRule:
 RESHAPE: tuple[OpDef, ...] = (
     OpDef("reshape", infer_reshape, reshape_factors, linear_in({0}), lambda _op: 0, moves_data=True),
 )
-"""Reshape alone; sizes of 0 occur in `refine` only by way of an operand without elements, which `reshape_factors` treats apart."""
+"""The one op that changes how elements are grouped into dims."""

@@ -19,7 +19,7 @@ def int_attr(attrs: Attrs, name: str) -> int:
     """
     value = attrs.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"attribute {name} must be an integer, got {value!r}")
+        raise ValueError(f"attribute {name} must be an integer, got {value!r}")  # noqa: TRY004  # what infer raises
     return value
 
 
@@ -75,7 +75,7 @@ def infer_constant(operands: Sequence[TensorType], attrs: Attrs, like: TensorTyp
         raise ValueError("expected no operands and a result type of rank 0")
     value = attrs.get("value")
     if not isinstance(value, bool | int | float):
-        raise ValueError(f"attribute value must be a number, got {value!r}")
+        raise ValueError(f"attribute value must be a number, got {value!r}")  # noqa: TRY004  # what infer raises
     if not like.is_float and value != value // 1:
         raise ValueError(f"{value!r} is no value of type {like.dtype}")
     return (like,)

@@ -49,24 +49,23 @@ def _remainder(op: Op, operands: Sequence[str]) -> str:
     return f"torch.fmod({tensor(operands[0], op.operands[0].type.dtype)}, {operands[1]})"
 
 
-def _extremum(op: Op, operands: Sequence[str], *, bound: str) -> str:
+def _extremum(op: Op, operands: Sequence[str], *, function: str, bound: str) -> str:
+    """Return `function` of two tensors, or a clamp to `bound` where one is a literal; both pass NaN on."""
     kind = op.operands[0].type.dtype
     x, y = _one_tensor(op, operands)
     if isinstance(x, Literal):
         x, y = y, x
     if isinstance(y, Literal) and kind != "bool":
         return f"torch.clamp({x}, {bound}={y})"
-    return f"torch.{bound}imum({x}, {tensor(y, kind)})"
+    return f"torch.{function}({x}, {tensor(y, kind)})"
 
 
 def _select(op: Op, operands: Sequence[str]) -> str:
     predicate, *branches = operands
-    x, y = _one_tensor(_branches(op), branches)
+    x, y = branches
+    if isinstance(x, Literal) and isinstance(y, Literal):
+        x = tensor(x, op.results[0].type.dtype)
     return f"torch.where({tensor(predicate, 'bool')}, {x}, {y})"
-
-
-def _branches(op: Op) -> Op:
-    return Op("select", op.operands[1:], op.results)
 
 
 def _convert(op: Op, operands: Sequence[str]) -> str:
@@ -78,8 +77,8 @@ ELEMENTWISE: Final[Mapping[str, Emit]] = {
     **{name: partial(_operator, symbol=symbol) for name, symbol in _OPERATORS.items()},
     "divide": _divide,
     "remainder": _remainder,
-    "maximum": partial(_extremum, bound="max"),
-    "minimum": partial(_extremum, bound="min"),
+    "maximum": partial(_extremum, function="maximum", bound="min"),
+    "minimum": partial(_extremum, function="minimum", bound="max"),
     "select": _select,
     "convert": _convert,
 }

@@ -113,7 +113,7 @@ def _cumsum(op: Op, operands: Sequence[str]) -> str:
 
 
 def _as_matrices(x: str, shape: Sequence[int], groups: Sequence[Sequence[int]]) -> str:
-    """Return `x` with each group of dims as one dim; groups of no dims before the last two are left out."""
+    """Return `x` with each group of dims as one dim, in the order of the groups; a group of no dims becomes a dim of size 1."""
     order = tuple(d for group in groups for d in group)
     if order != tuple(range(len(shape))):
         x = f"{x}.permute({literal(order)})"
@@ -127,8 +127,8 @@ def _dot_general(op: Op, operands: Sequence[str]) -> str:
     (lhs, rhs), (m, n) = (value.type.shape for value in op.operands), dot_free_dims(op)
     contract, batch = ([op.ints(f"{side}_{what}") for side in ("lhs", "rhs")] for what in ("contract", "batch"))
     has_batch = bool(batch[0])
-    x = _as_matrices(operands[0], lhs, [*batch[:1] * has_batch, m, contract[0]])
-    y = _as_matrices(operands[1], rhs, [*batch[1:] * has_batch, contract[1], n])
+    x = _as_matrices(operands[0], lhs, [*([batch[0]] if has_batch else []), m, contract[0]])
+    y = _as_matrices(operands[1], rhs, [*([batch[1]] if has_batch else []), contract[1], n])
     product = f"torch.{'bmm' if has_batch else 'mm'}({x}, {y})"
     shape = op.results[0].type.shape
     flat = len(m) == len(n) == 1 and len(batch[0]) <= 1
