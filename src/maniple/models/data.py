@@ -54,7 +54,8 @@ def read_corpus(limit: int = CORPUS_BYTES) -> Tensor:
 
 
 def _generator(seed: int, step: int) -> torch.Generator:
-    return torch.Generator().manual_seed((seed << 32) + step)
+    """Return a generator that no other seed and step share (up to a million steps); torch's looks at 32 bits only."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**32)
 
 
 def _windows(corpus: Tensor, batch: int, length: int, generator: torch.Generator) -> Tensor:

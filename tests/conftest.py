@@ -1,0 +1,28 @@
+"""Settings of all tests: one thread per process, repeatable examples."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The project's folder."""
+    return Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Keep PyTorch, where a test has imported it, to one thread."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
