@@ -60,7 +60,8 @@ class Milp:
     def solve(self, *, limit_s: float) -> Outcome:
         """Return the cheapest solution found within `limit_s` seconds."""
         solver = highspy.Highs()
-        options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-5, "time_limit": limit_s}
+        options = {"threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-5, "time_limit": limit_s}
+        solver.silent()
         for name, value in options.items():
             solver.setOptionValue(name, value)
         solver.passModel(self._model())

@@ -1,0 +1,333 @@
+"""Layouts along a tensor-parallel axis: the cheapest choice of one option per op, as an integer program.
+
+Minimised is the modelled time of forward and backward: each op's share of its FLOPs and the layout changes between ops, one for all
+users of a value. Three rules make it tensor parallelism rather than no parallelism: batch and sequence are never split
+(`classes.BatchRegions`); contractions with a parameter, and those that make its gradient, are divided; such parameters are stored split
+and never gathered (`classes.Weights`). Gradients arrive in their parameter's layout, results whole. Contract: reassociating.
+
+Times are those of a batch of at least `REFERENCE_TOKENS`: layouts should not depend on how small a batch a program was captured with.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from maniple.base.errors import ShardingError
+from maniple.ir.program import STATE_KINDS, Op, Program, Value
+from maniple.ops import definition
+from maniple.shard.choices import Choice, Choices
+from maniple.shard.classes import BatchRegions, keeps_elements
+from maniple.shard.cost import CostModel
+from maniple.shard.follow import change_kind
+from maniple.shard.milp import Milp, Outcome
+from maniple.shard.options import Along, Option, Split
+
+REFERENCE_TOKENS: Final = 65536
+LIMIT_S: Final = 300.0
+_US: Final = 1e6
+_TIE_US: Final = 1e-3
+"""Price of letting a partial sum pass an op, and of splitting what may as well be replicated: decides among equals only."""
+_SLACK_US: Final = 1e9
+
+Terms = dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The layouts that the solver chose.
+
+    Attributes:
+        options: of every forward and backward op.
+        inputs: layout along the axis of each parameter and buffer, by name.
+        seconds: modelled time of forward and backward, of a batch of at least `REFERENCE_TOKENS`.
+        is_proven: whether no cheaper choice exists.
+        changes: (kind, shape) of each layout change that communicates, between ops.
+        summary: what was decided, for people.
+    """
+
+    options: Mapping[Op, Option]
+    inputs: Mapping[str, Along]
+    seconds: float
+    is_proven: bool
+    changes: tuple[tuple[str, tuple[int, ...]], ...]
+    summary: str
+
+
+def solve(
+    program: Program,
+    axis: str,
+    ways: int,
+    cost: CostModel,
+    *,
+    divided: Mapping[str, int] | None = None,
+    pins: Mapping[str, Along] | None = None,
+) -> Solution:
+    """Return the cheapest layouts of `program` along `axis` of `ways` devices.
+
+    Args:
+        program: a whole step.
+        axis: name of the tensor-parallel axis.
+        ways: its size, at least 2.
+        cost: times of work and of collectives.
+        divided: how many ways other axes divide the batch, by axis.
+        pins: layouts along the axis that the user fixed, by name of an input or value.
+
+    Raises:
+        ShardingError: if a contraction with a parameter cannot be divided.
+    """
+    start = time.perf_counter()
+    regions = BatchRegions(program)
+    choices = Choices(program, axis, ways, regions, pins or {}, cost)
+    scale = max(REFERENCE_TOKENS / regions.num_tokens, 1 / math.prod((divided or {}).values()))
+    model = _Model(choices, cost, scale)
+    outcome = model.milp.solve(limit_s=LIMIT_S)
+    if not outcome.values:
+        raise _conflict(choices, cost, scale)
+    return model.read(outcome, time.perf_counter() - start)
+
+
+def _conflict(choices: Choices, cost: CostModel, scale: float) -> ShardingError:
+    """Return the error that names the op whose demands on its weights contradict those of others."""
+    model = _Model(choices, cost, scale, is_elastic=True)
+    values = model.milp.solve(limit_s=LIMIT_S).values
+    for variable, op in model.slacks.items():
+        if values and values[variable] > 0.5:
+            return ShardingError(
+                f"{op.name} cannot take its parameter split in {choices.ways} as other ops take it: {op!r}",
+                where=op.location, hint="fewer ways, or pin the parameter as replicated in the strategy file",
+            )  # fmt: skip
+    return ShardingError(f"no layouts were found within {LIMIT_S:.0f} s", hint="pin the layouts of some parameters in the strategy file")
+
+
+class _Model:
+    """The integer program. Costs are in microseconds.
+
+    Attributes:
+        milp: variables and rows.
+        made: for each value and layout the variables whose sum says whether it is made so.
+        picked: for each op its choices, each with the variables whose sum says whether it is picked.
+        changes: variable of each layout change (value, from, to).
+        slacks: of an elastic model, variables that say that an op gets its weight gathered.
+    """
+
+    def __init__(self, choices: Choices, cost: CostModel, scale: float, *, is_elastic: bool = False) -> None:
+        self.choices, self.cost, self.scale, self.is_elastic = choices, cost, scale, is_elastic
+        self.milp = Milp()
+        self.one = self.milp.variable()
+        self.milp.row({self.one: 1.0}, low=1.0)
+        self.made: dict[Value, dict[Along, list[int]]] = {}
+        self.picked: dict[Op, list[tuple[Choice, list[int]]]] = {}
+        self.changes: dict[tuple[Value, Along, Along], int] = {}
+        self.slacks: dict[int, Op] = {}
+        self.pinned = {value: layout for name, layout in choices.pins.items() for value in choices.named(name)}
+        self.single = _single_use(choices.program)
+        for item in choices.program.inputs:
+            self.add_input(item.value)
+        for op in choices.ops:
+            self.add_op(op)
+        self.add_ends()
+
+    # -- variables --------------------------------------------------------------------------------------------------------------
+
+    def pick_one(self, costs: list[float]) -> list[int]:
+        """Return variables of which exactly one is 1; a lone one costs no variable."""
+        if len(costs) == 1:
+            self.milp.cost[self.one] += costs[0]
+            return [self.one]
+        variables = [self.milp.variable(cost, is_binary=True) for cost in costs]
+        self.milp.row(dict.fromkeys(variables, 1.0), low=1.0, high=1.0)
+        return variables
+
+    def add_input(self, value: Value) -> None:
+        layouts = list(self.choices.layouts[value])
+        variables = self.pick_one([_TIE_US * isinstance(layout, Split) for layout in layouts])
+        self.made[value] = {layout: [variable] for layout, variable in zip(layouts, variables, strict=True)}
+
+    def add_op(self, op: Op) -> None:
+        choices = self.choices.of[op]
+        main = self.main_operand(op)
+        followed = self.follow(op, main) if main is not None else None
+        if followed is None:
+            variables = self.pick_one([self.op_cost(op, choice) for choice in choices])
+            self.picked[op] = [(choice, [variable]) for choice, variable in zip(choices, variables, strict=True)]
+            self.demand_operands(op)
+        else:
+            self.picked[op] = followed
+            for choice, variables in followed:
+                for variable in variables:
+                    self.milp.cost[variable] += self.op_cost(op, choice)
+        for number, value in enumerate(op.results):
+            made: dict[Along, list[int]] = {}
+            for choice, variables in self.picked[op]:
+                made.setdefault(choice.option.results[number], []).extend(variables)
+            self.made[value] = made
+            if value in self.pinned:
+                self.demand(value, self.pinned[value], {self.one: 1.0})
+                self.made[value] = {self.pinned[value]: [self.one]}
+
+    def main_operand(self, op: Op) -> int | None:
+        """Return the number of the operand whose layout `op` takes over, None if it has its own choice.
+
+        So it is for views and elementwise ops on one tensor of as many bytes, the only use of that tensor: nothing is gained by
+        changing the layout before rather than after them. Views of weights always follow.
+        """
+        if not keeps_elements(op):
+            return None
+        loose = {v for v in op.operands if self.choices.free.get(v) or not v.type.rank or list(self.made[v]) == [None]}
+        tensors = [number for number, v in enumerate(op.operands) if v not in loose]
+        if len({op.operands[number] for number in tensors}) != 1:
+            return None
+        value = op.operands[tensors[0]]
+        if value in self.choices.weights.values:
+            return tensors[0]
+        is_alone = value in self.single and value.type.num_bytes == op.results[0].type.num_bytes
+        return tensors[0] if is_alone and all(v.type.rank for v in loose if not self.choices.free.get(v)) else None
+
+    def follow(self, op: Op, main: int) -> list[tuple[Choice, list[int]]] | None:
+        """Return the choices of an op that takes over its operand's layout, None if some layout of that has no or several choices."""
+        followed = []
+        for layout, variables in self.made[op.operands[main]].items():
+            matching = [choice for choice in self.choices.of[op] if choice.option.operands[main] == layout]
+            if len(matching) != 1:
+                return None
+            followed.append((matching[0], variables))
+        return followed
+
+    def op_cost(self, op: Op, choice: Choice) -> float:
+        grows = any(value in self.choices.regions for value in (*op.operands, *op.results))
+        scale = self.scale if grows else 1.0
+        seconds = self.cost.compute_s(definition(op.name).flops(op) * scale * choice.share)
+        seconds += sum(self.cost.collective_s(kind, size * scale, self.choices.ways) for kind, size in choice.moved)
+        num_pending = sum(isinstance(layout, str) for layout in choice.option.operands)
+        return seconds * _US + _TIE_US * num_pending
+
+    # -- rows -------------------------------------------------------------------------------------------------------------------
+
+    def demand_operands(self, op: Op) -> None:
+        """Let each operand be at hand in the layout that the picked choice takes."""
+        for value in dict.fromkeys(op.operands):
+            if self.choices.free.get(value):
+                continue
+            for number in (n for n, operand in enumerate(op.operands) if operand is value):
+                wanted: dict[Along, Terms] = {}
+                for choice, variables in self.picked[op]:
+                    terms = wanted.setdefault(choice.option.operands[number], {})
+                    terms.update(dict.fromkeys(variables, 1.0))
+                for layout, terms in wanted.items():
+                    self.demand(value, layout, terms, op)
+
+    def demand(self, value: Value, layout: Along, terms: Terms, user: Op | None = None) -> None:
+        """Let `value` be at hand in `layout` if one of `terms` is 1."""
+        supply = self.supply(value, layout)
+        if supply is None:
+            return
+        row = dict(terms)
+        if self.is_elastic and user is not None and value in self.choices.weights.values:
+            slack = self.milp.variable(_SLACK_US)
+            self.slacks[slack] = user
+            row[slack] = -1.0
+        for variable, factor in supply.items():
+            row[variable] = row.get(variable, 0.0) - factor
+        self.milp.row(row, high=0.0)
+
+    def supply(self, value: Value, layout: Along) -> Terms | None:
+        """Return variables of which one is 1 if `value` is at hand in `layout`; None if it always is."""
+        made = self.made[value]
+        from_whole = layout is None or layout == "sum" or isinstance(layout, Split)
+        direct = {layout, None} if from_whole else {layout}
+        if set(made) <= direct:
+            return None
+        supply: Counter[int] = Counter()
+        for here in direct:
+            supply.update(made.get(here, ()))
+        if value not in self.choices.weights.values and from_whole:
+            for here in made:
+                if here not in direct:
+                    supply.update({self.change(value, here, None)} | ({self.change(value, here, layout)} if isinstance(layout, Split) else set()))
+        return {variable: float(count) for variable, count in supply.items()}
+
+    def change(self, value: Value, here: Along, want: Along) -> int:
+        """Return the variable of a layout change, which there is only if the value is made in layout `here`."""
+        key = (value, here, want)
+        if key not in self.changes:
+            kind = change_kind(here, want)
+            size = float(value.type.num_bytes) * (self.scale if value in self.choices.regions else 1.0)
+            payload = size / self.choices.ways if kind == "all_to_all" else size
+            variable = self.milp.variable(self.cost.collective_s(kind, payload, self.choices.ways) * _US)
+            self.milp.row({variable: 1.0, **dict.fromkeys(self.made[value][here], -1.0)}, high=0.0)
+            self.changes[key] = variable
+        return self.changes[key]
+
+    def add_ends(self) -> None:
+        """Let gradients and new state arrive in the layout of the state that they are for, results whole."""
+        program = self.choices.program
+        state = {item.name: item.value for item in program.inputs if item.kind in STATE_KINDS}
+        ends = [(name, value) for name, value in program.gradients if name in state]
+        ends += [(item.name, item.value) for item in program.outputs]
+        for name, value in ends:
+            if value not in self.made or self.choices.free.get(value):
+                continue
+            target = self.made[state[name]] if name in state else {None: [self.one]}
+            for layout, variables in target.items():
+                if value is not state.get(name):
+                    self.demand(value, layout, dict.fromkeys(variables, 1.0))
+
+    # -- the answer -------------------------------------------------------------------------------------------------------------
+
+    def read(self, outcome: Outcome, seconds: float) -> Solution:
+        """Return what the variables say."""
+
+        def is_set(variables: list[int]) -> bool:
+            return sum(outcome.values[variable] for variable in variables) > 0.5
+
+        options = {op: next(choice.option for choice, terms in picked if is_set(terms)) for op, picked in self.picked.items()}
+        inputs = {
+            item.name: next(layout for layout, terms in self.made[item.value].items() if is_set(terms))
+            for item in self.choices.program.inputs
+            if item.kind in ("parameter", "buffer")
+        }
+        changes = tuple(
+            (change_kind(here, want), value.type.shape)
+            for (value, here, want), variable in self.changes.items()
+            if outcome.values[variable] > 0.5
+        )
+        total_s = sum(cost * value for cost, value in zip(self.milp.cost, outcome.values, strict=True)) / _US
+        lines = _summary(options, inputs, changes, total_s, outcome, seconds)
+        return Solution(options, inputs, total_s, outcome.is_proven, changes, "\n".join(lines))
+
+
+def _single_use(program: Program) -> set[Value]:
+    """Return the values that one op uses, once, and that do not leave the step."""
+    counts = Counter(value for op in program.ops for value in op.operands)
+    counts.update(value for _, value in program.gradients)
+    counts.update(item.value for item in program.outputs)
+    return {value for value, count in counts.items() if count == 1}
+
+
+def _summary(
+    options: Mapping[Op, Option],
+    inputs: Mapping[str, Along],
+    changes: tuple[tuple[str, tuple[int, ...]], ...],
+    total_s: float,
+    outcome: Outcome,
+    seconds: float,
+) -> Iterator[str]:
+    """Yield lines for people: what is split, what is communicated, and whether it is the best there is."""
+    split = {name: layout for name, layout in inputs.items() if isinstance(layout, Split)}
+    state = "proven the cheapest" if outcome.is_proven else "not proven the cheapest"
+    yield f"{total_s * 1e3:.3f} ms of forward and backward, {state}, solved in {seconds:.1f} s"
+    divided = sum(option.divides for option in options.values())
+    yield f"{divided} of {len(options)} ops divided, {len(split)} of {len(inputs)} parameters and buffers split"
+    for (kind, shape), count in sorted(Counter(changes).items()):
+        yield f"{count} x {kind} of [{','.join(map(str, shape))}]"
+    inside = Counter(op.name for op, option in options.items() if option.expands)
+    for name, count in sorted(inside.items()):
+        yield f"{count} x {name} divided inside"
+    for name, layout in split.items():
+        blocks = f"/{layout.blocks}" if layout.blocks > 1 else ""
+        yield f"{name}: dim {layout.dim}{blocks}" + (f"*{layout.unit}" if layout.unit > 1 else "")
