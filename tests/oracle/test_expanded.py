@@ -12,6 +12,7 @@ from maniple.kernels.torch import compile_program
 from maniple.lower import lower
 from maniple.mesh import AxisPart, Mesh, Sharding
 from maniple.ops import definition
+from maniple.ops.collectives import COMMUNICATING
 from maniple.shard.cost import CostModel
 from maniple.shard.layouts import Layouts
 from maniple.shard.options import Along, Split, split_factor
@@ -50,3 +51,18 @@ def test_expanded(sample: Sample, ways: int) -> None:
         verify_sharded(sharded, mesh)
         outputs = ReferenceEngine(compile_program).run(lower(sharded, mesh), inputs)
         assert_close([outputs[item.name] for item in program.outputs], expected)
+
+
+def test_batch_statistics_are_all_that_moves() -> None:
+    samples = {s.name: s for s in NN_SAMPLES if s.name.startswith("batch_norm") and s.operands[0].type.shape == (4, 5, 3)}
+    for name, sample in samples.items():
+        op = make_op(sample)
+        option = split_factor(op, definition(name).factors(op), "b", 2)
+        assert option is not None
+        program = program_of(op)
+        layouts = Layouts({i.name: sharding_of(i.value.type.rank, a) for i, a in zip(program.inputs, option.operands, strict=True)}, ("x",))
+        sharded = propagate(program, Mesh((("x", 2),)), layouts, CostModel())
+        moved = [(inner.name, inner.results[0].type.shape) for inner in sharded.ops if inner.name in COMMUNICATING]
+        # mean and variance forward, dw and db backward; the large result is gathered because it leaves the program
+        assert sorted(moved) == [("all_gather", (4, 5, 3)), ("all_reduce", (5,)), ("all_reduce", (5,))]
+    assert len(samples) == 2

@@ -89,7 +89,7 @@ def _scores(b: Builder, op: Op, q: Value, k: Value, mask: Value | None) -> Value
     """Return the masked, scaled scores `[b,h,s,t]`."""
     dots = _dot(b, q, k, 3, 3)
     scale = op.attr("scale")
-    assert isinstance(scale, float)
+    assert isinstance(scale, int | float)
     scores = b("multiply", dots, b.constant(scale, dots.type.dtype))
     if mask is not None:
         scores = b("add", scores, widen(b, mask))
@@ -131,7 +131,7 @@ def decompose_attention_grad(b: Builder, op: Op) -> tuple[Value, ...]:
     mean = b("reduce_sum", b("multiply", g, out), dims=(3,))
     gs = b("multiply", b("subtract", gp, b.broadcast(mean, shape, (0, 1, 2))), p)
     scale = op.attr("scale")
-    assert isinstance(scale, float)
+    assert isinstance(scale, int | float)
     gs = b("multiply", gs, b.constant(scale, gs.type.dtype))
     gq = _dot(b, gs, k, 3, 2)
     gk = _dot(b, gs, q, 2, 2)

@@ -56,20 +56,19 @@ def batch_norm_factors(op: Op) -> FactorRule:
     return FactorRule(dims(op.operands), dims(op.results), dict(zip(names, x.shape, strict=True)), whole)
 
 
-def _per_channel(x: Value) -> tuple[tuple[int, ...], float]:
-    """Return the dims that a channel's statistics run over and one part in their number of elements."""
+def _per_channel(x: Value) -> tuple[tuple[int, ...], int]:
+    """Return the dims that a channel's statistics run over, and their number of elements, at least 1."""
     dims = (0, *range(2, x.type.rank))
-    count = x.type.num_elements // max(x.type.shape[1], 1)
-    return dims, 1 / max(count, 1)
+    return dims, max(x.type.num_elements // max(x.type.shape[1], 1), 1)
 
 
 def decompose_batch_norm(b: Builder, op: Op) -> tuple[Value, ...]:
     """Return y, mean, rstd and variance; the variance is taken around the mean, in a second pass."""
     x, w, bias = (widen(b, value) for value in op.operands)
-    shape, (dims, share) = x.type.shape, _per_channel(x)
-    mean = scaled(b, b("reduce_sum", x, dims=dims), share)
+    shape, (dims, count) = x.type.shape, _per_channel(x)
+    mean = scaled(b, b("reduce_sum", x, dims=dims), 1 / count)
     centred = b("subtract", x, b.broadcast(mean, shape, (1,)))
-    variance = scaled(b, b("reduce_sum", b("multiply", centred, centred), dims=dims), share)
+    variance = scaled(b, b("reduce_sum", b("multiply", centred, centred), dims=dims), 1 / count)
     rstd = inverse_deviation(b, variance, op)
     y = b("multiply", centred, b.broadcast(b("multiply", rstd, w), shape, (1,)))
     y = b("add", y, b.broadcast(bias, shape, (1,)))
@@ -79,17 +78,18 @@ def decompose_batch_norm(b: Builder, op: Op) -> tuple[Value, ...]:
 def decompose_batch_norm_grad(b: Builder, op: Op) -> tuple[Value, ...]:
     """Return dx, dw and db.
 
-    With n = (x - mean) * rstd over N elements: db = sum(g), dw = sum(g * n), dx = w * rstd * (g - db / N - n * dw / N).
+    With n = (x - mean) * rstd over N elements: db = sum(g), dw = sum(g * n), dx = w * rstd / N * (N * g - db - n * dw).
     """
     g, x, mean, rstd, w = (widen(b, value) for value in op.operands)
-    shape, (dims, share) = x.type.shape, _per_channel(x)
+    shape, (dims, count) = x.type.shape, _per_channel(x)
     centred = b("subtract", x, b.broadcast(mean, shape, (1,)))
     normal = b("multiply", centred, b.broadcast(rstd, shape, (1,)))
     db = b("reduce_sum", g, dims=dims)
     dw = b("reduce_sum", b("multiply", g, normal), dims=dims)
-    dx = b("subtract", g, b.broadcast(scaled(b, db, share), shape, (1,)))
-    dx = b("subtract", dx, b("multiply", b.broadcast(scaled(b, dw, share), shape, (1,)), normal))
-    dx = b("multiply", dx, b.broadcast(b("multiply", rstd, w), shape, (1,)))
+    # times N / N, so that the sums over devices are those of dw and db themselves, and not of their N-th parts as well
+    dx = b("subtract", scaled(b, g, count), b.broadcast(db, shape, (1,)))
+    dx = b("subtract", dx, b("multiply", b.broadcast(dw, shape, (1,)), normal))
+    dx = b("multiply", dx, b.broadcast(scaled(b, b("multiply", rstd, w), 1 / count), shape, (1,)))
     dtype = op.results[0].type.dtype
     return convert(b, dx, dtype), convert(b, dw, dtype), convert(b, db, dtype)
 

@@ -1,4 +1,4 @@
-"""Convolution of any number of spatial dims, max pooling, and their gradients.
+"""Convolution and max pooling over one to three spatial dims, and their gradients.
 
 Layouts are `[batch, channels, *space]` and, for weights, `[out channels, in channels of one group, *kernel]`.
 """
@@ -24,8 +24,8 @@ def _ints(attrs: Attrs, name: str, count: int) -> tuple[int, ...]:
 
 def _check_convolution(x: TensorType, w: TensorType, attrs: Attrs) -> TensorType:
     """Return the result's type of a convolution of `x` with `w`."""
-    if not x.is_float or x.dtype != w.dtype or x.rank != w.rank or x.rank < 3:
-        raise ValueError(f"values {x} and weight {w} must be floats of one rank above 2")
+    if not x.is_float or x.dtype != w.dtype or x.rank != w.rank or not 3 <= x.rank <= 5:
+        raise ValueError(f"values {x} and weight {w} must be floats with one to three spatial dims")
     groups = attrs["groups"]
     if not isinstance(groups, int) or x.shape[1] != groups * w.shape[1] or (groups and w.shape[0] % groups):
         raise ValueError(f"channels of {x} and {w} do not fit {groups} groups")

@@ -131,7 +131,7 @@ def scaled(b: Builder, x: Value, factor: float) -> Value:
 def inverse_deviation(b: Builder, variance: Value, op: Op) -> Value:
     """Return 1 / sqrt(variance + eps) with the op's `eps`."""
     eps = op.attr("eps")
-    assert isinstance(eps, float)
+    assert isinstance(eps, int | float)
     return b("rsqrt", b("add", variance, b.constant(eps, variance.type.dtype)))
 
 

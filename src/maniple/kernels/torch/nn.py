@@ -92,8 +92,8 @@ def _softmax_grad(name: str) -> Emit:
 
 def _eps(op: Op) -> float:
     eps = op.attr("eps")
-    assert isinstance(eps, float)
-    return eps
+    assert isinstance(eps, int | float)
+    return float(eps)
 
 
 def _layer_norm(op: Op, x: Sequence[str]) -> str:
