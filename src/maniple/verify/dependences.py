@@ -60,6 +60,7 @@ class _Checker:
         self.buffers: Mapping[str, Buffer] = {buffer.name: buffer for buffer in graph.buffers}
         self.numbers = {task.name: number for number, task in enumerate(graph.tasks)}
         self.regions: dict[tuple[tuple[int, ...], Sharding], list[Region]] = {}
+        self.commons: dict[tuple[int, int], int] = {}
         self.holdings: dict[tuple[str, InstanceKey], Region] = {}
         self.inputs = {buffer for buffer, _ in graph.inputs}
 
@@ -133,7 +134,7 @@ class _Checker:
                     if privilege == mine in ("read", "reduce"):
                         continue
                     for other in others:
-                        common = common_elements(other.region, use.region)
+                        common = self.common(other.region, use.region)
                         got += common if privilege != "read" else 0
                         if common:
                             self.check_pair(buffer, other, use, before)
@@ -173,13 +174,20 @@ class _Checker:
 
     def check_written(self, buffer: Buffer, key: InstanceKey, use: _Use, got: int) -> None:
         """Check that all that `use` reads of an instance was written before; `got` elements of it were."""
-        if got < common_elements(use.region, self.held(buffer, key)) or not self.covered(buffer, use):
+        if got < self.common(use.region, self.held(buffer, key)) or not self.covered(buffer, use):
             task = self.graph.tasks[use.task]
             raise VerifyError(
                 f"task {task.name} at {self.points[use.point]} reads elements of buffer {buffer.name} that no task wrote before: "
                 f"{print_access(use.access)}, region of shape {list(region_shape(use.region))}",
                 where=task.location,
             )
+
+    def common(self, first: Region, second: Region) -> int:
+        """Return the number of common elements; regions live as long as this object, so that their ids name them."""
+        known = (id(first), id(second))
+        if known not in self.commons:
+            self.commons[known] = common_elements(first, second)
+        return self.commons[known]
 
     def held(self, buffer: Buffer, key: InstanceKey) -> Region:
         known = (buffer.name, key)
@@ -193,8 +201,8 @@ class _Checker:
         got: dict[InstanceKey, int] = {}
         for key in self.memory.touched(buffer, use.access.part, self.points[use.point]):
             partial = tuple(item for item in key if item[0] in pending)
-            got[partial] = got.get(partial, 0) + common_elements(use.region, self.held(buffer, key))
-        wanted = common_elements(use.region, use.region)
+            got[partial] = got.get(partial, 0) + self.common(use.region, self.held(buffer, key))
+        wanted = self.common(use.region, use.region)
         return all(number >= wanted for number in got.values())
 
 

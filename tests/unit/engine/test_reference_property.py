@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_programs import evaluate, random_inputs, random_program
 
 from maniple.base.errors import VerifyError
 from maniple.engine.reference import ReferenceEngine
@@ -17,7 +18,6 @@ from maniple.lower import lower
 from maniple.mesh import Mesh
 from maniple.taskgraph import TaskGraph, parse_taskgraph, print_taskgraph
 from maniple.verify.dependences import check_dependences
-from random_programs import evaluate, random_inputs, random_program
 
 MESHES = ("dp=2", "dp=3", "dp=2 tp=2", "dp=2 tp=3", "dp=1 tp=4", "dp=2 tp=2 cp=2", "cp=3 dp=1 tp=2")
 
@@ -65,7 +65,7 @@ def test_every_edge_is_needed() -> None:
         if any(not all(b.sharding.local_shape(b.type.shape, mesh, p)) for b in graph.buffers for p in mesh.points()):
             continue
         for number in range(len(graph.edges)):
-            with pytest.raises(VerifyError, match="nothing orders|no task wrote"):
+            with pytest.raises(VerifyError, match=r"nothing orders|no task wrote"):
                 check_dependences(without_edge(graph, number))
             removed += 1
     assert removed > 100
