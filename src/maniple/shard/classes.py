@@ -24,10 +24,14 @@ def is_step(op: Op) -> bool:
 
 
 class BatchRegions:
-    """The regions of every value that hold examples, tokens or pixels."""
+    """The regions of every value that hold examples, tokens or pixels.
 
-    def __init__(self, program: Program) -> None:
-        """Find them, starting from the batch inputs of `program`."""
+    Attributes:
+        num_tokens: how many of them there are in the largest batch input.
+    """
+
+    def __init__(self, program: Program, *, only_rows: bool = False) -> None:
+        """Find them, starting from the batch inputs of `program`; with `only_rows` from their first dims."""
         self._regions: dict[Value, dict[int, list[Region]]] = {}
         self._ops: dict[Value, list[Op]] = {}
         for op in program.ops:
@@ -40,7 +44,7 @@ class BatchRegions:
             if item.kind == "batch":
                 dims = list(batch_dims(item, self._ops))
                 self.num_tokens = max(self.num_tokens, math.prod(item.value.type.shape[dim] for dim in dims))
-                for dim in dims:
+                for dim in dims[:1] if only_rows else dims:
                     self._add(item.value, dim, (1, item.value.type.shape[dim]))
         while self._queue:
             self._push(self._queue.pop())
@@ -131,7 +135,7 @@ class Weights:
     """Parameters that enter a contraction, the values that are such a parameter in another shape or dtype, and what must be divided.
 
     Attributes:
-        values: those parameters and values; they may not change their layout.
+        values: those parameters and values, and what becomes their gradients by views and sums; they may not change their layout.
         contractions: ops that compute with them, or compute their gradients.
     """
 
@@ -170,6 +174,7 @@ class Weights:
             if value in seen or op is None or not is_step(op):
                 continue
             seen.add(value)
+            self.values.add(value)
             if definition(op.name).is_contraction:
                 self.contractions.add(op)
             elif keeps_elements(op):

@@ -117,6 +117,7 @@ class _Model:
 
     def __init__(self, choices: Choices, cost: CostModel, scale: float, *, is_elastic: bool = False) -> None:
         self.choices, self.cost, self.scale, self.is_elastic = choices, cost, scale, is_elastic
+        self.growing = BatchRegions(choices.program, only_rows=True)
         self.milp = Milp()
         self.one = self.milp.variable()
         self.milp.row({self.one: 1.0}, low=1.0)
@@ -167,7 +168,7 @@ class _Model:
                 made.setdefault(choice.option.results[number], []).extend(variables)
             self.made[value] = made
             if value in self.pinned:
-                self.demand(value, self.pinned[value], {self.one: 1.0})
+                self.demand(value, (self.pinned[value],), {self.one: 1.0})
                 self.made[value] = {self.pinned[value]: [self.one]}
 
     def main_operand(self, op: Op) -> int | None:
@@ -199,7 +200,7 @@ class _Model:
         return followed
 
     def op_cost(self, op: Op, choice: Choice) -> float:
-        grows = any(value in self.choices.regions for value in (*op.operands, *op.results))
+        grows = any(value in self.growing for value in (*op.operands, *op.results))
         scale = self.scale if grows else 1.0
         seconds = self.cost.compute_s(definition(op.name).flops(op) * scale * choice.share)
         seconds += sum(self.cost.collective_s(kind, size * scale, self.choices.ways) for kind, size in choice.moved)
@@ -219,11 +220,17 @@ class _Model:
                     terms = wanted.setdefault(choice.option.operands[number], {})
                     terms.update(dict.fromkeys(variables, 1.0))
                 for layout, terms in wanted.items():
-                    self.demand(value, layout, terms, op)
+                    self.demand(value, (layout,), terms, op)
+                for group in {tuple(want for want in wanted if want != here): None for here in self.made[value]}:
+                    if len(group) > 1:
+                        self.demand(value, group, {k: f for want in group for k, f in wanted[want].items()}, op)
 
-    def demand(self, value: Value, layout: Along, terms: Terms, user: Op | None = None) -> None:
-        """Let `value` be at hand in `layout` if one of `terms` is 1."""
-        supply = self.supply(value, layout)
+    def demand(self, value: Value, layouts: tuple[Along, ...], terms: Terms, user: Op | None = None) -> None:
+        """Let `value` be at hand in one of `layouts` if one of `terms` is 1.
+
+        Rows for several layouts at once follow from those for each one where variables are 0 or 1, and make the relaxation tight.
+        """
+        supply = self.supply(value, layouts)
         if supply is None:
             return
         row = dict(terms)
@@ -235,28 +242,27 @@ class _Model:
             row[variable] = row.get(variable, 0.0) - factor
         self.milp.row(row, high=0.0)
 
-    def supply(self, value: Value, layout: Along) -> Terms | None:
-        """Return variables of which one is 1 if `value` is at hand in `layout`; None if it always is."""
+    def supply(self, value: Value, layouts: tuple[Along, ...]) -> Terms | None:
+        """Return variables of which one is 1 if `value` is at hand in one of `layouts`; None if it always is."""
         made = self.made[value]
-        from_whole = layout is None or layout == "sum" or isinstance(layout, Split)
-        direct = {layout, None} if from_whole else {layout}
+        from_whole = any(layout in (None, "sum") or isinstance(layout, Split) for layout in layouts)
+        direct = {*layouts, None} if from_whole else set(layouts)
         if set(made) <= direct:
             return None
-        supply: Counter[int] = Counter()
-        for here in direct:
-            supply.update(made.get(here, ()))
+        supply = {variable: 1.0 for here in made if here in direct for variable in made[here]}
         if value not in self.choices.weights.values and from_whole:
+            wanted = [layout for layout in layouts if isinstance(layout, Split)]
             for here in made:
                 if here not in direct:
-                    supply.update({self.change(value, here, None)} | ({self.change(value, here, layout)} if isinstance(layout, Split) else set()))
-        return {variable: float(count) for variable, count in supply.items()}
+                    supply.update({self.change(value, here, want): 1.0 for want in (None, *wanted)})
+        return supply
 
     def change(self, value: Value, here: Along, want: Along) -> int:
         """Return the variable of a layout change, which there is only if the value is made in layout `here`."""
         key = (value, here, want)
         if key not in self.changes:
             kind = change_kind(here, want)
-            size = float(value.type.num_bytes) * (self.scale if value in self.choices.regions else 1.0)
+            size = float(value.type.num_bytes) * (self.scale if value in self.growing else 1.0)
             payload = size / self.choices.ways if kind == "all_to_all" else size
             variable = self.milp.variable(self.cost.collective_s(kind, payload, self.choices.ways) * _US)
             self.milp.row({variable: 1.0, **dict.fromkeys(self.made[value][here], -1.0)}, high=0.0)
@@ -275,7 +281,7 @@ class _Model:
             target = self.made[state[name]] if name in state else {None: [self.one]}
             for layout, variables in target.items():
                 if value is not state.get(name):
-                    self.demand(value, layout, dict.fromkeys(variables, 1.0))
+                    self.demand(value, (layout,), dict.fromkeys(variables, 1.0))
 
     # -- the answer -------------------------------------------------------------------------------------------------------------
 
