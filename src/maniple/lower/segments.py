@@ -2,7 +2,8 @@
 
 Greedy, in program order. A collective that needs the open segment closes it. One that does not is issued before it, so that it stays open:
 the updates of all parameters become one segment after all reductions of gradients. An all-gather, which grows memory, is issued as late
-as possible: right before the segment that needs it.
+as possible: right before the segment that needs it. The update at the end of the step, in which parameters do not depend on one another,
+is put in order of the number of communications before each op.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def split(program: Program, realisation: Realisation) -> list[Item]:
         LoweringError: if an op runs regions, which have no lowering to tasks.
     """
     splitter = _Splitter(program, realisation)
-    for op in program.ops:
+    for op in _update_by_level(program.ops, realisation):
         splitter.add(op)
     return splitter.finish()
 
@@ -121,6 +122,25 @@ class _Splitter:
         self.close()
         self.issue(list(self.late))
         return self.items
+
+
+def _update_by_level(ops: tuple[Op, ...], realisation: Realisation) -> list[Op]:
+    """Return `ops`, the update at their end sorted by how many times its own results are communicated before an op."""
+    computing = [op.name not in COMMUNICATING and op.phase != "update" for op in ops]
+    start = max((at + 1 for at, found in enumerate(computing) if found), default=0)
+    levels: dict[Value, int] = {}
+    made: set[Value] = set()
+
+    def level(op: Op) -> int:
+        found = max((levels.get(value, 0) for value in op.operands), default=0)
+        if op.name not in COMMUNICATING:
+            made.update(op.results)
+        elif realisation.homes[op.operands[0]].value in made:
+            found += 1
+        levels.update(dict.fromkeys(op.results, found))
+        return found
+
+    return [*ops[:start], *sorted(ops[start:], key=level)]
 
 
 def _escaping(program: Program, realisation: Realisation) -> set[Value]:

@@ -53,6 +53,16 @@ def test_updates_of_all_parameters_are_one_segment() -> None:
     assert graph.tasks[-1].accesses[0].buffer == "lr"
 
 
+def test_updates_that_scale_before_they_reduce_are_two_segments() -> None:
+    text = DATA_PARALLEL
+    for n in "12":
+        text = text.replace(f"%g{n}: f32[8,8]{{_,_}} = all_reduce(%g{n}p) {{axis='dp'}}", f"%g{n}: f32[8,8]{{_,_|dp:sum}} = negate(%g{n}p)")
+        text = text.replace(f"%s{n}: f32[8,8]{{_,_}} = multiply(%g{n}, %rate)", f"%s{n}: f32[8,8]{{_,_}} = all_reduce(%g{n}) {{axis='dp'}}")
+    for shared in ((), ("dp",)):
+        graph = graph_of(text, "dp=2", *shared)
+        assert kinds(graph) == ["forward", "backward", "update", "all_reduce", "all_reduce", "update"]
+
+
 def test_graph_does_not_depend_on_the_sizes_of_axes() -> None:
     small, large = graph_of(DATA_PARALLEL, "dp=2"), graph_of(DATA_PARALLEL, "dp=4096")
     assert small.edges == large.edges
