@@ -46,6 +46,7 @@ class Choices:
         layouts: for each value the layouts that some choice makes, or that an input may have.
         free: values of which any layout can be made without communication.
         weights: parameters that enter contractions, and what must be divided.
+        pinned: layouts of values that the user fixed.
     """
 
     def __init__(
@@ -56,13 +57,14 @@ class Choices:
         Raises:
             ShardingError: if a contraction with a parameter cannot be divided.
         """
-        self.program, self.ways, self.regions, self.pins = program, ways, regions, pins
+        self.program, self.ways, self.regions = program, ways, regions
         self.weights = Weights(program)
         self._expansion = _Expansion(axis, ways, cost)
         self.free: dict[object, bool] = {}
         self.ops = tuple(op for op in program.ops if is_step(op))
         for op in self.ops:
             self.free.update(dict.fromkeys(op.results, is_free(op, self.free)))
+        self.pinned = self._pinned(pins)
         self._rules = {op: definition(op.name).factors(op) for op in self.ops}
         self._splits: dict[Value, dict[Split, None]] = {}
         self._found: dict[Op, dict[Option, None]] = {op: {} for op in self.ops}
@@ -76,52 +78,59 @@ class Choices:
 
     def _close(self) -> None:
         made_by, used_by = self.program.producers(), self.program.uses()
-        parameters = {item.name: item.value for item in self.program.inputs}
-        twins: dict[Value, list[Value]] = {}
-        for name, gradient in self.program.gradients:
-            if name in parameters:
-                twins.setdefault(gradient, []).append(parameters[name])
-                twins.setdefault(parameters[name], []).append(gradient)
+        twins = self._twins()
         self._seed()
         while self._queue:
             value, split = self._queue.pop()
             for twin in twins.get(value, ()):
                 self._add_split(twin, split)
             op = made_by.get(value)
-            if op in self._found:
-                assert op is not None
+            if op is not None and op in self._found:
                 for option in making(op, self._rules[op], op.results.index(value), split, self.ways):
                     self._add_option(op, option)
             for user in used_by.get(value, ()):
-                if user not in self._found:
-                    continue
-                for number, operand in enumerate(user.operands):
-                    if operand is value:
-                        for option in following(user, self._rules[user], number, split, self.ways):
-                            self._add_option(user, option)
+                self._take(user, value, split)
+
+    def _twins(self) -> dict[Value, list[Value]]:
+        """Return for each parameter its gradients and the other way round: what splits the one splits the other."""
+        parameters = {item.name: item.value for item in self.program.inputs}
+        twins: dict[Value, list[Value]] = {}
+        for name, gradient in self.program.gradients:
+            if name in parameters:
+                twins.setdefault(gradient, []).append(parameters[name])
+                twins.setdefault(parameters[name], []).append(gradient)
+        return twins
+
+    def _take(self, op: Op, value: Value, split: Split) -> None:
+        """Add the options of `op` that take `value` split so."""
+        if op not in self._found:
+            return
+        for number, operand in enumerate(op.operands):
+            if operand is value:
+                for option in following(op, self._rules[op], number, split, self.ways):
+                    self._add_option(op, option)
 
     def _seed(self) -> None:
-        values = dict.fromkeys(value for op in self.ops for value in (*op.operands, *op.results))
-        for item in self.program.inputs:
-            values[item.value] = None
+        values = dict.fromkeys(item.value for item in self.program.inputs)
+        values |= dict.fromkeys(value for op in self.ops for value in (*op.operands, *op.results))
         for value in values:
             for dim, size in enumerate(value.type.shape):
                 if size > 1:
                     self._add_split(value, Split(dim))
-        for name, layout in self.pins.items():
-            for value in self.named(name):
-                if isinstance(layout, Split):
-                    self._add_split(value, layout)
+        for value, layout in self.pinned.items():
+            if isinstance(layout, Split):
+                self._add_split(value, layout)
         for op, rule in self._rules.items():
             for factor in rule.factors:
                 option = split_factor(op, rule, factor, self.ways)
                 if option is not None:
                     self._add_option(op, option)
 
-    def named(self, name: str) -> Iterator[Value]:
-        """Yield the values called `name`, by the user or in the program."""
-        yield from (item.value for item in self.program.inputs if item.name == name)
-        yield from (value for op in self.ops for value in op.results if value.name == name)
+    def _pinned(self, pins: Mapping[str, Along]) -> dict[Value, Along]:
+        """Return the values that `pins` fixes, by the user's name of an input or by a value's name."""
+        made = {value.name: value for op in self.ops for value in op.results}
+        inputs = {item.name: item.value for item in self.program.inputs}
+        return {named[name]: layout for named in (made, inputs) for name, layout in pins.items() if name in named}
 
     def _add_split(self, value: Value, split: Split) -> None:
         known = self._splits.setdefault(value, {})
@@ -141,9 +150,8 @@ class Choices:
     # -- partial sums, expansions, and what must be divided ------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        pinned = {value: layout for name, layout in self.pins.items() for value in self.named(name)}
         for item in self.program.inputs:
-            self.layouts[item.value] = self._input_layouts(item, pinned)
+            self.layouts[item.value] = self._input_layouts(item)
         for op in self.ops:
             choices = tuple(self._choices(op))
             if not choices:
@@ -154,16 +162,16 @@ class Choices:
             self.of[op] = choices
             for number, value in enumerate(op.results):
                 made = dict.fromkeys(choice.option.results[number] for choice in choices)
-                self.layouts[value] = {pinned[value]: None} if value in pinned else made
+                self.layouts[value] = {self.pinned[value]: None} if value in self.pinned else made
 
-    def _input_layouts(self, item: Input, pinned: Mapping[Value, Along]) -> dict[Along, None]:
-        if item.value in pinned:
-            return {pinned[item.value]: None}
+    def _input_layouts(self, item: Input) -> dict[Along, None]:
+        if item.value in self.pinned:
+            return {self.pinned[item.value]: None}
         if item.kind not in ("parameter", "buffer"):
             return {None: None}
-        splits = self._splits.get(item.value, {})
+        splits: dict[Along, None] = dict.fromkeys(self._splits.get(item.value, ()))
         if item.value in self.weights.values and splits:
-            return dict(splits)
+            return splits
         return {None: None, **splits}
 
     def _choices(self, op: Op) -> Iterator[Choice]:
@@ -176,11 +184,8 @@ class Choices:
             if must_divide and not option.divides:
                 continue
             if all(self._is_reachable(v, want) for v, want in zip(op.operands, option.operands, strict=True)):
-                moved: tuple[tuple[str, float], ...] = ()
-                share = self._share(op, option)
-                if option.expands:
-                    option, moved = self._expansion.of(op, option)
-                yield Choice(option, share, moved)
+                inside = self._expansion.of(op, option) if option.expands else (option, ())
+                yield Choice(inside[0], self._share(op, option), inside[1])
 
     def _candidates(self, op: Op) -> Iterator[Option]:
         """Yield the options that do not divide: computing the whole op, and letting partial results pass."""
@@ -254,7 +259,6 @@ class _Expansion:
 
     def _bytes(self, op: Op) -> float:
         before, after = op.operands[0].sharding, op.results[0].sharding
-        assert before is not None and after is not None
+        assert before is not None
+        assert after is not None
         return change_bytes(before, Change(op.name, self.axis, after), op.operands[0].type, self.mesh)
-
-

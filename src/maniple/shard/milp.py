@@ -22,6 +22,14 @@ class Outcome:
     is_proven: bool
 
 
+class _Quiet(highspy.Highs):
+    """HiGHS without its banner, which the constructor would print on its way to set up callbacks."""
+
+    def enableCallbacks(self) -> None:  # noqa: N802  # the name is HiGHS's
+        self.silent()
+        super().enableCallbacks()  # type: ignore[no-untyped-call]  # highspy has no annotations here
+
+
 class Milp:
     """Minimise the cost of variables in [0, 1] under linear rows.
 
@@ -59,9 +67,8 @@ class Milp:
 
     def solve(self, *, limit_s: float) -> Outcome:
         """Return the cheapest solution found within `limit_s` seconds."""
-        solver = highspy.Highs()
+        solver = _Quiet()  # type: ignore[no-untyped-call]  # highspy has no annotations here
         options = {"threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-5, "time_limit": limit_s}
-        solver.silent()
         for name, value in options.items():
             solver.setOptionValue(name, value)
         solver.passModel(self._model())

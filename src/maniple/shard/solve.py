@@ -125,7 +125,6 @@ class _Model:
         self.picked: dict[Op, list[tuple[Choice, list[int]]]] = {}
         self.changes: dict[tuple[Value, Along, Along], int] = {}
         self.slacks: dict[int, Op] = {}
-        self.pinned = {value: layout for name, layout in choices.pins.items() for value in choices.named(name)}
         self.single = _single_use(choices.program)
         for item in choices.program.inputs:
             self.add_input(item.value)
@@ -167,9 +166,9 @@ class _Model:
             for choice, variables in self.picked[op]:
                 made.setdefault(choice.option.results[number], []).extend(variables)
             self.made[value] = made
-            if value in self.pinned:
-                self.demand(value, (self.pinned[value],), {self.one: 1.0})
-                self.made[value] = {self.pinned[value]: [self.one]}
+            if value in self.choices.pinned:
+                self.demand(value, (self.choices.pinned[value],), {self.one: 1.0})
+                self.made[value] = {self.choices.pinned[value]: [self.one]}
 
     def main_operand(self, op: Op) -> int | None:
         """Return the number of the operand whose layout `op` takes over, None if it has its own choice.
