@@ -10,7 +10,7 @@ from maniple.commands import CommunicationRow, ExplainConfig, ExplainReport, Lis
 from maniple.ir.program import Program
 from maniple.ir.text import print_program
 from maniple.shard.summary import communication, undivided
-from maniple.taskgraph.text import print_graph
+from maniple.taskgraph.text import print_taskgraph
 from maniple.transform.cse import cse
 from maniple.transform.dce import dce
 
@@ -30,7 +30,7 @@ def explain(config: ExplainConfig, listener: Listener = ignore) -> ExplainReport
     listener(PhaseStarted("compile"))
     plan = compile_program(program, config.strategy)
     sharded = plan.sharded.program
-    texts = {None: lambda: "", "sharded": lambda: print_program(sharded), "tasks": lambda: print_graph(plan.graph)}
+    texts = {None: lambda: "", "sharded": lambda: print_program(sharded), "tasks": lambda: print_taskgraph(plan.graph)}
     return ExplainReport(
         **common,
         text=texts[config.stage](),
