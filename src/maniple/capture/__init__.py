@@ -1,0 +1,1 @@
+"""From a framework's training step to a program; one package per framework."""

@@ -1,0 +1,200 @@
+"""From the traced graph of ATen ops to a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from maniple.base.errors import CaptureError, ManipleError
+from maniple.base.location import Location
+from maniple.base.types import TensorType
+from maniple.capture.torch.emit import DTYPES, Emitter, Scalar, type_of
+from maniple.capture.torch.locations import ORIGIN, Origin
+from maniple.capture.torch.state import ParameterSlot, Slot
+from maniple.capture.torch.table import ATEN, SCALARS
+from maniple.capture.torch.trace import Trace
+from maniple.ir.program import Input, Op, Output, Program, Value
+from maniple.ops.builder import Builder
+from maniple.ops.catalog import CATALOG
+
+_SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
+
+
+def import_trace(trace: Trace) -> tuple[Program, list[Slot]]:
+    """Return the program of a traced step, and slots for tensors that the step's code alone holds.
+
+    Raises:
+        CaptureError: if an op has no mapping, or the step reads a gradient from before it.
+    """
+    importer = _Importer(trace)
+    return importer.program(), importer.constants
+
+
+class _Importer:
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.inputs: list[Input] = []
+        self.seed: Value | None = None
+        self.constants: list[Slot] = []
+        self.builder = Builder(CATALOG)
+        self.emitter = Emitter(self.builder, self._seed)
+        self.env: dict[fx.Node, Any] = {}
+        self.origins = _origins(trace.module.graph)
+
+    def _seed(self) -> Value:
+        if self.seed is None:
+            self.seed = Value("seed", TensorType("i64"))
+        return self.seed
+
+    def program(self) -> Program:
+        """Return the program; ops that reach no output are left out."""
+        nodes = list(self.trace.module.graph.nodes)
+        needed = _needed(nodes)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        for node, entry in zip(placeholders, self.trace.inputs, strict=True):
+            if entry.kind is None:
+                if node in needed:
+                    self._refuse_old_gradient(node, entry.name)
+                continue
+            self._add_input(node, entry.name, entry.kind, entry.value)
+        for node in nodes:
+            if node in needed and node.op in ("call_function", "get_attr"):
+                self._import(node)
+        (result,) = (node for node in nodes if node.op == "output")
+        values = [self._output(item) for item in result.args[0]]  # type: ignore[union-attr]  # run() returns a list
+        outputs = [Output(value, name) for name, value in zip(self.trace.outputs, values, strict=False)]
+        for slot in self.constants:
+            outputs.append(Output(next(item.value for item in self.inputs if item.name == slot.name), slot.name))
+        gradients = tuple(zip(self.trace.gradients, values[len(self.trace.outputs) :], strict=True))
+        if self.seed is not None:
+            self.inputs.append(Input(self.seed, "rng", "seed"))
+        ops = _live(self.builder.ops, [item.value for item in outputs] + [value for _, value in gradients])
+        return Program(tuple(self.inputs), ops, tuple(outputs), gradients)
+
+    def _refuse_old_gradient(self, node: fx.Node, name: str) -> None:
+        where = next((self.origins[user].location for user in node.users if user in self.origins), None)
+        raise CaptureError(f"the step reads the {name} from before it", where=where, hint="call optimizer.zero_grad() inside the step")
+
+    def _add_input(self, node: fx.Node, name: str, kind: Any, value: Tensor | torch.SymFloat) -> None:  # noqa: ANN401  # InputKind
+        taken = {item.value.name for item in self.inputs}
+        unique = f"{kind}.{name}" if name in taken or name.isdigit() else name
+        made = Value(unique, TensorType("f64") if isinstance(value, torch.SymFloat) else type_of(value))
+        self.inputs.append(Input(made, kind, name))
+        self.env[node] = Scalar(made) if isinstance(value, torch.SymFloat) else made
+
+    def _import(self, node: fx.Node) -> None:
+        origin = self.origins[node]
+        self.builder.phase, self.builder.location = origin.phase, origin.location
+        if node.op == "get_attr":
+            self.env[node] = self._constant(str(node.target))
+            return
+        args = fx.node.map_arg(node.args, self._read)
+        kwargs = fx.node.map_arg(node.kwargs, self._read)
+        name = _name(node)
+        self.emitter.outs = _types(node)
+        try:
+            if name in SCALARS:
+                result = SCALARS[name](self.emitter, *args)
+            elif name in ATEN:
+                result = ATEN[name](self.emitter, *args, **kwargs)
+            else:
+                raise CaptureError(f"the op {name} has no mapping", where=origin.location, hint="write it with other ops, or add a row to maniple/capture/torch/table")
+        except ManipleError as error:
+            if isinstance(error, CaptureError) and error.where is not None:
+                raise
+            raise CaptureError(f"{name}: {error.what}", where=origin.location, hint=error.hint) from error
+        except (TypeError, NotImplementedError) as error:
+            raise CaptureError(f"{name}: called in a form that has no mapping ({error})", where=origin.location) from error
+        self._check(node, name, result)
+        self.env[node] = result
+
+    def _check(self, node: fx.Node, name: str, result: Any) -> None:  # noqa: ANN401  # value, scalar or tuple of them
+        made = result if isinstance(result, tuple) else (result,)
+        for value, kind in zip(made, _types(node), strict=True):
+            if isinstance(value, Value) and kind is not None and value.type != kind:
+                raise CaptureError(f"{name} was mapped to {value.type}, but gives {kind}", where=self.origins[node].location)
+
+    def _read(self, node: fx.Node) -> Any:  # noqa: ANN401  # value, scalar or tuple of them
+        return self.env[node]
+
+    def _output(self, item: object) -> Value:
+        if isinstance(item, fx.Node):
+            found = self.env[item]
+            value = found.value if isinstance(found, Scalar) else found
+            assert isinstance(value, Value), "outputs are tensors or numbers"
+            return value
+        self.builder.location = None
+        if isinstance(item, Tensor):
+            return self._tensor(item)
+        assert isinstance(item, bool | int | float), "outputs are tensors or numbers"
+        return self.builder.constant(item, "bool" if isinstance(item, bool) else "i64" if isinstance(item, int) else "f64")
+
+    def _constant(self, target: str) -> Value:
+        owner: Any = self.trace.module
+        for word in target.split("."):
+            owner = getattr(owner, word)
+        return self._tensor(owner)
+
+    def _tensor(self, tensor: Tensor) -> Value:
+        """Return a tensor that exists: a constant if all its elements are one number, else an input."""
+        tensor = getattr(tensor, "constant", None) if getattr(tensor, "constant", None) is not None else tensor
+        for item in self.constants:
+            if item.get() is tensor:
+                return next(entry.value for entry in self.inputs if entry.name == item.name)
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            first = tensor.flatten()[0].item() if tensor.numel() else 0
+            if not tensor.numel() or bool((tensor == first).all()):
+                return self.emitter.full(first, type_of(tensor))
+        name = f"constant.{len(self.constants)}"
+        value = Value(name, type_of(tensor))
+        self.inputs.append(Input(value, "buffer", name))
+        self.constants.append(ParameterSlot(name, tensor, "buffer"))
+        return value
+
+
+def _name(node: fx.Node) -> str:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _types(node: fx.Node) -> tuple[TensorType | None, ...]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else (value,)
+    return tuple(type_of(item) if isinstance(item, Tensor) and item.dtype in DTYPES else None for item in values)
+
+
+def _needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that some output depends on."""
+    needed: set[fx.Node] = set()
+    for node in reversed(nodes):
+        if node.op == "output" or node in needed:
+            needed.update(node.all_input_nodes)
+    return needed
+
+
+def _origins(graph: fx.Graph) -> Mapping[fx.Node, Origin]:
+    """Return each node's origin; a guess of `update` on which forward ops depend becomes `forward`."""
+    found: dict[fx.Node, Origin] = {}
+    last = Origin("forward", Location())
+    for node in graph.nodes:
+        last = found[node] = node.meta.get(ORIGIN, last)
+    for node in reversed(graph.nodes):
+        if found[node].is_loose and any(found[user].phase == "forward" for user in node.users if user.op == "call_function"):
+            found[node] = replace(found[node], phase="forward", is_loose=False)
+    return found
+
+
+def _live(ops: Sequence[Op], values: Sequence[Value]) -> tuple[Op, ...]:
+    """Return the ops that make `values`, and those that they depend on."""
+    live = set(values)
+    kept = []
+    for op in reversed(ops):
+        if not live.isdisjoint(op.results):
+            live.update(op.operands)
+            kept.append(op)
+    return tuple(reversed(kept))

@@ -1,0 +1,100 @@
+"""What torch does otherwise while a step is traced: refuse schedulers, trace through checkpoint, watch backward passes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch.optim.lr_scheduler import LRScheduler
+
+from maniple.base.errors import CaptureError
+from maniple.capture.torch.locations import StepPosition, user_location
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:  # noqa: ANN401  # any object with attributes
+    """Let `owner.name` be `value` for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _scheduler_classes(root: type) -> Iterator[type]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _scheduler_classes(child)
+
+
+def _refuse_scheduler(scheduler: object, *_: object, **__: object) -> None:
+    raise CaptureError(
+        f"the step calls {type(scheduler).__name__}.step()",
+        where=user_location(sys._getframe(1)),
+        hint="call scheduler.step() outside of the step; the learning rate is read anew each step",
+    )
+
+
+@contextmanager
+def schedulers_refused() -> Iterator[None]:
+    """Refuse any call of a scheduler's `step`, before it changes anything."""
+    with ExitStack() as stack:
+        for kind in dict.fromkeys(_scheduler_classes(LRScheduler)):
+            if "step" in vars(kind):
+                stack.enter_context(replaced(kind, "step", _refuse_scheduler))
+        yield
+
+
+class _PassThrough:
+    """Stands for torch's reentrant checkpoint function."""
+
+    @staticmethod
+    def apply(function: Callable[..., object], _preserve: object, *args: object) -> object:
+        return function(*args)
+
+
+def _no_checkpoint(*_args: object, **_kwargs: object) -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def checkpoint_traced_through() -> Iterator[None]:
+    """Let `torch.utils.checkpoint` run its function once: recomputing is for our own pass, with the same random numbers.
+
+    Both ways in are replaced below `checkpoint` itself, so that it does not matter how the user imported that.
+    """
+    with (
+        replaced(torch_checkpoint, "_checkpoint_without_reentrant_generator", _no_checkpoint),
+        replaced(torch_checkpoint, "CheckpointFunction", _PassThrough),
+    ):
+        yield
+
+
+@contextmanager
+def backward_watched(position: StepPosition, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+    """Call `before` and `after` around each backward pass, and note it in `position`."""
+    backward, grad = torch.autograd.backward, torch.autograd.grad
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # passed on
+            if not position.num_backward:
+                before()
+            position.num_backward += 1
+            position.had_backward = True
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                position.num_backward -= 1
+            if not position.num_backward:
+                after()
+            return result
+
+        return run
+
+    with replaced(torch.autograd, "backward", watched(backward)), replaced(torch.autograd, "grad", watched(grad)):
+        yield

@@ -1,0 +1,31 @@
+"""The mapping table: one row for each ATen op, a function that emits ops of the op set.
+
+A row is called with the emitter and the op's arguments: tensors as values, symbolic numbers as scalars, everything else as it is. It
+returns a value, or a tuple of values for an op with several results (None for those that nothing may use).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from maniple.capture.torch.table.contract import CONTRACT
+from maniple.capture.torch.table.create import CREATE
+from maniple.capture.torch.table.elementwise import ELEMENTWISE
+from maniple.capture.torch.table.gradients import GRADIENTS
+from maniple.capture.torch.table.indexing import INDEXING
+from maniple.capture.torch.table.layers import LAYERS
+from maniple.capture.torch.table.loss import LOSS
+from maniple.capture.torch.table.normalize import NORMALIZE
+from maniple.capture.torch.table.reduce import REDUCE
+from maniple.capture.torch.table.scalars import SCALARS
+from maniple.capture.torch.table.views import VIEWS
+
+Row = Callable[..., Any]
+
+_FAMILIES = (CONTRACT, CREATE, ELEMENTWISE, GRADIENTS, INDEXING, LAYERS, LOSS, NORMALIZE, REDUCE, VIEWS)
+
+ATEN: Final[Mapping[str, Row]] = MappingProxyType({name: row for family in _FAMILIES for name, row in family.items()})
+
+__all__ = ["ATEN", "SCALARS"]

@@ -1,0 +1,74 @@
+"""Gradients of elementwise functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from maniple.capture.torch.emit import Emitter
+from maniple.ir.program import Value
+
+
+def _times(e: Emitter, g: Value, slope: Value) -> Value:
+    return e.elementwise("multiply", g, slope)
+
+
+def _sigmoid(e: Emitter, g: Value, y: Value) -> Value:
+    return _times(e, g, e("multiply", e.elementwise("subtract", 1, y), y))
+
+
+def _tanh(e: Emitter, g: Value, y: Value) -> Value:
+    return _times(e, g, e.elementwise("subtract", 1, e("multiply", y, y)))
+
+
+def _threshold(e: Emitter, g: Value, x: Value, threshold: float) -> Value:
+    return e.select(e.elementwise("compare_gt", x, threshold), g, 0, g.type.dtype)
+
+
+def _gelu(e: Emitter, g: Value, x: Value, *, approximate: str = "none") -> Value:
+    return e("gelu_grad", g, x, approximate=approximate)
+
+
+def _silu(e: Emitter, g: Value, x: Value) -> Value:
+    return e("silu_grad", g, x)
+
+
+def _leaky_relu(e: Emitter, g: Value, x: Value, slope: float, _is_result: bool) -> Value:  # noqa: FBT001  # ATen's signature
+    return e.select(e.elementwise("compare_gt", x, 0), g, e.elementwise("multiply", g, slope), g.type.dtype)
+
+
+def _elu(e: Emitter, g: Value, alpha: float, scale: float, input_scale: float, is_result: bool, y: Value) -> Value:  # noqa: FBT001
+    if is_result:
+        curve = e.elementwise("multiply", e.elementwise("add", y, alpha * scale), input_scale)
+    else:
+        curve = e.elementwise("multiply", e("exponential", e.elementwise("multiply", y, input_scale)), alpha * scale * input_scale)
+    slope = e.select(e.elementwise("compare_gt", y, 0), scale, curve, g.type.dtype)
+    return _times(e, g, slope)
+
+
+def _softplus(e: Emitter, g: Value, x: Value, beta: float, threshold: float) -> Value:
+    scaled = e.elementwise("multiply", x, beta)
+    return e.select(e.elementwise("compare_gt", scaled, threshold), g, _times(e, g, e("logistic", scaled)), g.type.dtype)
+
+
+def _hardtanh(e: Emitter, g: Value, x: Value, low: float, high: float) -> Value:
+    inside = e("and", e.elementwise("compare_gt", x, low), e.elementwise("compare_lt", x, high))
+    return e.select(inside, g, 0, g.type.dtype)
+
+
+def _log_sigmoid(e: Emitter, g: Value, x: Value, _buffer: Value) -> Value:
+    return _times(e, g, e("logistic", e("negate", x)))
+
+
+GRADIENTS: Final[dict[str, Callable[..., Any]]] = {
+    "aten.sigmoid_backward.default": _sigmoid,
+    "aten.tanh_backward.default": _tanh,
+    "aten.threshold_backward.default": _threshold,
+    "aten.gelu_backward.default": _gelu,
+    "aten.silu_backward.default": _silu,
+    "aten.leaky_relu_backward.default": _leaky_relu,
+    "aten.elu_backward.default": _elu,
+    "aten.softplus_backward.default": _softplus,
+    "aten.hardtanh_backward.default": _hardtanh,
+    "aten.log_sigmoid_backward.default": _log_sigmoid,
+}

@@ -1,0 +1,280 @@
+"""Traces an unmodified eager training step, under fake tensors, into one functional graph of ATen ops.
+
+Layers, outermost first: float64 promotion (checks only), origins, functionalisation, recording (make_fx), fake tensors. Everything is
+traced as on a CPU, so that the ops do not depend on the device; no user code runs on real data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from maniple.base.errors import CaptureError
+from maniple.capture.torch.batch import BatchStructure, ResultStructure, result_structure
+from maniple.capture.torch.hyperparameters import Number, NumberGuard, Symbols, find_numbers
+from maniple.capture.torch.locations import OriginMode, StepPosition
+from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, schedulers_refused
+from maniple.capture.torch.promote import PromoteFloat64
+from maniple.capture.torch.state import Bound, OptimizerSlot, Slot, check_tensor, state_name
+from maniple.capture.torch.swap import swapped_modules, swapped_optimizers, unchanged
+from maniple.ir.program import InputKind
+
+_ZEROS = ("aten.zeros_like.default", "aten.zero.default", "aten.zeros.default", "aten.new_zeros.default")
+_CLEAR = "call optimizer.zero_grad() inside the step"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceInput:
+    """One placeholder of the graph: what it stands for, and the fake tensor or symbolic float."""
+
+    name: str
+    kind: InputKind | None
+    value: Tensor | torch.SymFloat
+
+
+@dataclass(eq=False)
+class Trace:
+    """A traced step.
+
+    Attributes:
+        graph: functional ATen ops; each node's `meta` has its fake value (`val`) and its `Origin`.
+        inputs: what the graph's placeholders are, in order; kind None: a gradient from before the step.
+        outputs: names of the graph's outputs, in order.
+        gradients: names of the parameters whose gradients follow the outputs.
+        created: slots of optimizer state that the step creates.
+    """
+
+    module: fx.GraphModule
+    inputs: list[TraceInput]
+    outputs: list[str]
+    gradients: list[str]
+    created: list[Slot]
+    result: ResultStructure
+    numbers: tuple[Number, ...]
+    guards: tuple[NumberGuard, ...]
+
+
+@dataclass
+class _Tracer:
+    """State of one trace; `run` is what make_fx calls."""
+
+    step_fn: Callable[..., object]
+    bound: Bound
+    user_args: Sequence[object]
+    batch: BatchStructure
+    batch_leaves: Sequence[object]
+    promote: bool
+    inputs: list[TraceInput] = field(default_factory=list)
+    numbers: list[Number] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    created: list[Slot] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    leftovers: dict[str, Tensor] = field(default_factory=dict)
+    uncleared: set[str] = field(default_factory=set)
+    traced: dict[str, Tensor] = field(default_factory=dict)
+    result: ResultStructure | None = None
+    position: StepPosition = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.position = StepPosition(self.bound.scopes)
+
+    def collect(self, mode: FakeTensorMode, symbols: Symbols) -> None:
+        """Make the placeholders: state, numbers, batch, and the gradients from before the step."""
+        for slot in self.bound.slots():
+            tensor = slot.get()
+            assert tensor is not None, "slots() yields what exists"
+            self.inputs.append(TraceInput(slot.name, slot.kind, _fake(mode, slot.name, tensor)))
+        for number in find_numbers(self.bound):
+            self.numbers.append(number)
+            self.inputs.append(TraceInput(number.name, "hyperparameter", symbols.make(number)))
+        for name, leaf in zip(self.batch.names, self.batch_leaves, strict=True):
+            if isinstance(leaf, Tensor):
+                self.inputs.append(TraceInput(name, "batch", _fake(mode, name, leaf)))
+        for name, parameter in self.bound.parameters.items():
+            if parameter.requires_grad:
+                self.inputs.append(TraceInput(f"gradient of {name}", None, _fake(mode, name, parameter)))
+
+    def run(self, *values: Any) -> list[Any]:  # noqa: ANN401  # tensors and symbolic floats
+        """Run the step on traced values and return outputs, then gradients."""
+        proxy_mode = get_proxy_mode()
+        assert proxy_mode is not None, "runs under make_fx"
+        with ExitStack() as stack:
+            stack.enter_context(FunctionalTensorMode())
+            stack.enter_context(OriginMode(proxy_mode.tracer.graph, self.position))
+            if self.promote:
+                stack.enter_context(PromoteFloat64())
+            self._wrap(values)
+            symbols = dict(zip(self.numbers, (v for v in values if isinstance(v, torch.SymFloat)), strict=True))
+            stack.enter_context(self._replaced(symbols))
+            result = self.step_fn(*self.user_args[: len(self.user_args) - self.batch.spec.num_children], *self._args())
+            outputs = self._collect_outputs(result)
+            self._check_gradients()
+        return [*outputs, *self.gradients.values()]
+
+    @contextmanager
+    def _replaced(self, symbols: Mapping[Number, torch.SymFloat]) -> Iterator[None]:
+        with (
+            unchanged(self.bound),
+            swapped_modules(self.bound, self.traced),
+            swapped_optimizers(self.bound, self.traced, symbols),
+            schedulers_refused(),
+            checkpoint_traced_through(),
+            backward_watched(self.position, self._before_backward, self._after_backward),
+            self.position.hooked(),
+            torch.enable_grad(),
+        ):
+            yield
+
+    def _wrap(self, values: Sequence[Any]) -> None:
+        for entry, value in zip(self.inputs, values, strict=True):
+            if isinstance(value, torch.SymFloat):
+                continue
+            traced = FunctionalTensor.to_functional(value)
+            if entry.kind == "parameter":
+                traced._is_param = True
+                traced.requires_grad_(self.bound.parameters[entry.name].requires_grad)
+            self.traced[entry.name] = traced
+        for name, parameter in self.bound.parameters.items():
+            if parameter.requires_grad:
+                self.leftovers[name] = self.traced[f"gradient of {name}"]
+                self.traced[name].grad = self.leftovers[name]
+
+    def _args(self) -> tuple[Any, ...]:
+        leaves = [self.traced.get(name, leaf) for name, leaf in zip(self.batch.names, self.batch_leaves, strict=True)]
+        args: tuple[Any, ...] = pytree.tree_unflatten(leaves, self.batch.spec)
+        return args
+
+    def _before_backward(self) -> None:
+        """Find gradients from before the step that are still there; the first backward pass would add to them."""
+        for name, old in self.leftovers.items():
+            if self.traced[name].grad is old and not torch._functionalize_has_data_mutation(old.elem):  # type: ignore[attr-defined]
+                self.uncleared.add(name)
+                self.traced[name].grad = None
+                if self.bound.parameters[name].grad is not None:
+                    raise CaptureError(f"`{name}.grad` holds a gradient from before the step, to which the step would add", hint=_CLEAR)
+        self.leftovers = {}
+
+    def _after_backward(self) -> None:
+        for name in self.bound.parameters:
+            grad = self.traced[name].grad
+            if grad is not None:
+                self.gradients[name] = _unwrap(grad)
+
+    def _check_gradients(self) -> None:
+        """Raise if the step leaves gradients to which its next run would add."""
+        for name in self.uncleared:
+            grad = self.traced[name].grad
+            if grad is not None and not _is_zeros(_unwrap(grad)):
+                raise CaptureError(f"the step leaves a gradient in `{name}.grad`, to which its next run would add", hint=_CLEAR)
+
+    def _collect_outputs(self, result: object) -> list[Any]:
+        self.result, computed = result_structure(result)
+        outputs = [*self._state_outputs(), *self._optimizer_outputs(), *computed]
+        self.outputs = [name for name, _ in outputs]
+        return [_unwrap(value) for _, value in outputs]
+
+    def _state_outputs(self) -> Iterator[tuple[str, object]]:
+        for name in self.bound.parameters:
+            yield name, self.traced[name]
+        for name, slot in self.bound.buffers.items():
+            now = slot.get()
+            was = self.traced[name]
+            if not isinstance(now, Tensor) or now.shape != was.shape or now.dtype != was.dtype:
+                raise CaptureError(f"the step changes `{name}` to something of another type", hint="keep its shape and dtype")
+            yield name, now
+
+    def _optimizer_outputs(self) -> Iterator[tuple[str, object]]:
+        names = {id(self.traced[name]): name for name in self.bound.parameters}
+        known = {entry.name for entry in self.inputs}
+        for prefix, optimizer in self.bound.optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    owner = names[id(parameter)]
+                    name = state_name(prefix, key, owner)
+                    if isinstance(value, Tensor):
+                        yield name, value
+                        if name not in known:
+                            self.created.append(OptimizerSlot(name, optimizer, self.bound.parameters[owner], key))
+                    elif self._python_state(optimizer, owner, key) != value:
+                        raise CaptureError(f"optimizer state `{name}` is a Python value that changes", hint="use an optimizer with tensor state")
+
+    def _python_state(self, optimizer: object, owner: str, key: str) -> object:
+        """Return the Python value that the user's optimizer has; its state was exchanged for the trace."""
+        return self.python_state.get((id(optimizer), owner, key))
+
+    def remember_python_state(self) -> None:
+        """Note optimizer state that is not tensors."""
+        names = self.bound.parameter_names()
+        self.python_state = {
+            (id(optimizer), names[id(parameter)], key): value
+            for _, optimizer in self.bound.optimizers
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+            if not isinstance(value, Tensor)
+        }
+
+
+def _fake(mode: FakeTensorMode, name: str, tensor: Tensor) -> Tensor:
+    """Return a fake CPU tensor like `tensor`."""
+    check_tensor(name, tensor)
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _unwrap(value: object) -> object:
+    """Return the fake tensor that tracing knows, after all its mutations."""
+    if not isinstance(value, FunctionalTensor):
+        return value
+    torch._sync(value)
+    return torch._from_functional_tensor(value.elem)
+
+
+def _is_zeros(value: object) -> bool:
+    proxy_mode = get_proxy_mode()
+    assert proxy_mode is not None, "runs under make_fx"
+    slot: Any = get_proxy_slot(value, proxy_mode.tracer, None)
+    if slot is None:
+        return False
+    proxy = getattr(slot, "proxy", slot)
+    node = proxy.node
+    return str(node.target) in _ZEROS or (str(node.target).startswith("aten.full") and node.args[1] == 0)
+
+
+def trace_step(
+    step_fn: Callable[..., object],
+    bound: Bound,
+    user_args: Sequence[object],
+    batch: BatchStructure,
+    batch_leaves: Sequence[object],
+    *,
+    promote: bool,
+) -> Trace:
+    """Return the graph of `step_fn(*user_args)`, whose last arguments are the batch.
+
+    Raises:
+        CaptureError: if the step does what a program cannot do.
+        Exception: what torch or the user's code raises.
+    """
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    symbols = Symbols(env)
+    tracer = _Tracer(step_fn, bound, user_args, batch, batch_leaves, promote)
+    tracer.collect(mode, symbols)
+    tracer.remember_python_state()
+    with mode:
+        module = make_fx(tracer.run)(*(entry.value for entry in tracer.inputs))
+    assert tracer.result is not None, "run sets it"
+    return Trace(
+        module, tracer.inputs, tracer.outputs, list(tracer.gradients), tracer.created, tracer.result,
+        tuple(tracer.numbers), symbols.guards(),
+    )  # fmt: skip
