@@ -90,6 +90,9 @@ def _candidates(op: Op, operands: Sequence[Operand], ways: int) -> Iterator[Opti
         for layout in operands[i].layouts:
             if isinstance(layout, Split):
                 yield from following(op, rule, i, layout, ways)
+    if op.phase == "update":  # a gradient is read many times there: combine it once, before
+        yield replicated(op)
+        return
     kinds: set[Pending] = {layout for have in operands for layout in have.layouts if isinstance(layout, str)}
     for kind in sorted(kinds):
         for option in pending_options(op, kind):
