@@ -1,9 +1,10 @@
 """Layouts along a tensor-parallel axis: the cheapest choice of one option per op, as an integer program.
 
 Minimised is the modelled time of forward and backward: each op's share of its FLOPs and the layout changes between ops, one for all
-users of a value. Three rules make it tensor parallelism rather than no parallelism: batch and sequence are never split
+users of a value. Rules make it tensor parallelism rather than no parallelism: batch and sequence are never split
 (`classes.BatchRegions`); contractions with a parameter, and those that make its gradient, are divided; such parameters are stored split
-and never gathered (`classes.Weights`). Gradients arrive in their parameter's layout, results whole. Contract: reassociating.
+and never gathered (`classes.Weights`); a partial sum becomes whole, never split, so that what blocks hand to each other is whole.
+Gradients arrive in their parameter's layout, results whole. Contract: reassociating.
 
 Times are those of a batch of at least `REFERENCE_TOKENS`: layouts should not depend on how small a batch a program was captured with.
 """
@@ -253,7 +254,8 @@ class _Model:
             wanted = [layout for layout in layouts if isinstance(layout, Split)]
             for here in made:
                 if here not in direct:
-                    supply.update({self.change(value, here, want): 1.0 for want in (None, *wanted)})
+                    targets = (None,) if isinstance(here, str) else (None, *wanted)
+                    supply.update({self.change(value, here, want): 1.0 for want in targets})
         return supply
 
     def change(self, value: Value, here: Along, want: Along) -> int:
