@@ -7,8 +7,9 @@ signature(train_step, (model, optimizer), (batch,)) # a change of this means cap
 ```
 """
 
+from maniple.capture.torch.binding import Binding
 from maniple.capture.torch.captured import Captured, capture
 from maniple.capture.torch.guards import Signature, describe_change, signature
 from maniple.capture.torch.promote import PromoteFloat64
 
-__all__ = ["Captured", "PromoteFloat64", "Signature", "capture", "describe_change", "signature"]
+__all__ = ["Binding", "Captured", "PromoteFloat64", "Signature", "capture", "describe_change", "signature"]

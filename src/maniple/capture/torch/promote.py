@@ -16,7 +16,7 @@ LOW_PRECISION = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 def _promoted(value: object) -> object:
-    return torch.float64 if value in LOW_PRECISION else value
+    return torch.float64 if isinstance(value, torch.dtype) and value in LOW_PRECISION else value
 
 
 def _widen(value: object) -> object:
@@ -37,7 +37,7 @@ class PromoteFloat64(TorchDispatchMode):
     ) -> Any:  # noqa: ANN401
         """Run `func` with dtypes promoted."""
         named = {key: _promoted(value) for key, value in (kwargs or {}).items()}
-        plain = tuple(_promoted(value) if isinstance(value, torch.dtype) else value for value in args)
+        plain = tuple(_promoted(value) for value in args)
         result = func(*plain, **named)
         makes = not any(isinstance(value, torch.Tensor) for value in (*args, *named.values()))
         if makes or func in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):

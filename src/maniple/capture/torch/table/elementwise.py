@@ -206,6 +206,11 @@ def _is_finite(e: Emitter, x: Value) -> Value:
     return e("is_finite", x) if x.type.is_float else e.full(True, e.out)  # noqa: FBT003  # the constant
 
 
+def _xlogy(e: Emitter, x: Operand, y: Operand) -> Value:
+    product = e.elementwise("multiply", x, e("log", e.value(y, e.out.dtype)), dtype=e.out.dtype)
+    return e.select(e.elementwise("compare_eq", x, 0), 0, product, e.out.dtype)
+
+
 def _expm1(e: Emitter, x: Value) -> Value:
     return e.elementwise("subtract", e.elementwise("exponential", x, dtype=e.out.dtype), 1)
 
@@ -245,6 +250,7 @@ ELEMENTWISE: Final[dict[str, Row]] = {
     **{f"aten.clamp_min.{form}": _binary("maximum") for form in ("default", "Tensor")},
     **{f"aten.clamp_max.{form}": _clamp_max for form in ("default", "Tensor")},
     **{f"aten.fill.{form}": _fill for form in ("Scalar", "Tensor")},
+    **{f"aten.xlogy.{form}": _xlogy for form in ("Tensor", "Scalar_Self", "Scalar_Other")},
     "aten.bitwise_not.default": _unary("not"),
     "aten.maximum.default": _binary("maximum"),
     "aten.minimum.default": _binary("minimum"),
