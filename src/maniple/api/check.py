@@ -34,7 +34,7 @@ def check(config: CheckConfig, listener: Listener = ignore) -> CheckReport:
     given = config.workload
     workload = load(given.model, batch=given.batch, seq=given.seq, dtype=given.dtype, dropout=given.dropout, seed=given.seed)
     promote = given.dtype == "float64"
-    mode: Mode = frontend("torch").float64_mode if promote else nullcontext
+    mode: Mode = frontend("torch").PromoteFloat64 if promote else nullcontext
     origin = Subject(workload.model, workload.optimizer)
 
     def run(name: str, subject: Subject, step: Callable[[Any], Any]) -> Any:

@@ -55,9 +55,10 @@ def steady_program(config: ExplainConfig) -> Program:
     bound, args = (workload.model, workload.optimizer), (workload.batch,)
     adapter = frontend(detect(bound))
     first = adapter.capture(workload.step, bound, args)
-    if not first.creates_state:
+    binding = adapter.Binding(first)
+    if not binding.creates_state:
         return first.program
-    first.create_fake_state()
+    binding.create_fake_state()
     return adapter.capture(workload.step, bound, args).program
 
 

@@ -21,13 +21,13 @@ class Compiled:
     """What a step keeps for one signature of its arguments and state.
 
     Attributes:
-        captured: the program with its ties to the user's objects.
+        binding: the captured program's ties to the user's objects.
         plan: the program, sharded and as tasks.
         capture_s: seconds that tracing took.
         compile_s: seconds that sharding and lowering took.
     """
 
-    captured: Any
+    binding: Any
     plan: Plan
     capture_s: float
     compile_s: float
@@ -71,11 +71,11 @@ class Step:
             EngineError: if the step fails while it runs.
         """
         compiled = self.compile(*args)
-        captured = compiled.captured
-        outputs = self.engine.run(compiled.plan.graph, captured.inputs(args, step=self.num_steps))
-        captured.commit(outputs)
+        binding = compiled.binding
+        outputs = self.engine.run(compiled.plan.graph, binding.inputs(args, self.num_steps))
+        binding.commit(outputs)
         self.num_steps += 1
-        return captured.result(outputs)
+        return binding.result(outputs)
 
     @property
     def compiled(self) -> tuple[Compiled, ...]:
@@ -94,17 +94,17 @@ class Step:
         plan; when one changes the step is compiled again, and the log says what changed.
         """
         key = self._frontend.signature(self.function, self.bound, args)
-        for compiled in (self._compiled[key],) if key in self._compiled else ():
-            if compiled.captured.holds():
-                self._last = key
-                return compiled
-        if self._last is not None:
+        known = self._compiled.get(key)
+        if known is not None and known.binding.holds():
+            self._last = key
+            return known
+        if self._last is not None and self._last != key:
             _LOG.info("compiling again: %s", self._frontend.describe_change(self._last, key))
         start = time.perf_counter()
         captured = self._frontend.capture(self.function, self.bound, args, promote_float64=self._promote)
         middle = time.perf_counter()
         plan = compile_program(captured.program, self.strategy)
-        done = Compiled(captured, plan, middle - start, time.perf_counter() - middle)
+        done = Compiled(self._frontend.Binding(captured), plan, middle - start, time.perf_counter() - middle)
         self._compiled[key], self._last = done, key
         return done
 

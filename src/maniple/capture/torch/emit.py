@@ -40,7 +40,11 @@ def type_of(tensor: torch.Tensor) -> TensorType:
     """
     if tensor.dtype not in DTYPES:
         raise CaptureError(f"a program cannot hold dtype {tensor.dtype}", hint="use real floats, integers or bools")
-    return TensorType(DTYPES[tensor.dtype], tuple(int(n) for n in tensor.shape))
+    if not all(isinstance(n, int) for n in tensor.shape):
+        raise CaptureError(
+            "a shape depends on a number that is known only when the step runs", hint="make the size a plain Python number of the batch"
+        )
+    return TensorType(DTYPES[tensor.dtype], tuple(tensor.shape))
 
 
 def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from maniple.ir.program import Input, Op, Output, Program, Value
 from maniple.ops.builder import Builder
 from maniple.ops.catalog import CATALOG
 
-_SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_UNMAPPED = "write it with other ops, or add a row to maniple/capture/torch/table"
 
 
 def import_trace(trace: Trace) -> tuple[Program, list[Slot]]:
@@ -95,14 +95,14 @@ class _Importer:
         args = fx.node.map_arg(node.args, self._read)
         kwargs = fx.node.map_arg(node.kwargs, self._read)
         name = _name(node)
-        self.emitter.outs = _types(node)
         try:
+            self.emitter.outs = _types(node)
             if name in SCALARS:
                 result = SCALARS[name](self.emitter, *args)
             elif name in ATEN:
                 result = ATEN[name](self.emitter, *args, **kwargs)
             else:
-                raise CaptureError(f"the op {name} has no mapping", where=origin.location, hint="write it with other ops, or add a row to maniple/capture/torch/table")
+                raise CaptureError(f"the op {name} has no mapping", where=origin.location, hint=_UNMAPPED)
         except ManipleError as error:
             if isinstance(error, CaptureError) and error.where is not None:
                 raise

@@ -80,9 +80,10 @@ class _Tracer:
     created: list[Slot] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     leftovers: dict[str, Tensor] = field(default_factory=dict)
-    uncleared: set[str] = field(default_factory=set)
+    uncleared: list[str] = field(default_factory=list)
     traced: dict[str, Tensor] = field(default_factory=dict)
     result: ResultStructure | None = None
+    python_state: dict[tuple[int, str, str], object] = field(default_factory=dict)
     position: StepPosition = field(init=False)
 
     def __post_init__(self) -> None:
@@ -158,7 +159,7 @@ class _Tracer:
         """Find gradients from before the step that are still there; the first backward pass would add to them."""
         for name, old in self.leftovers.items():
             if self.traced[name].grad is old and not torch._functionalize_has_data_mutation(old.elem):  # type: ignore[attr-defined]
-                self.uncleared.add(name)
+                self.uncleared.append(name)
                 self.traced[name].grad = None
                 if self.bound.parameters[name].grad is not None:
                     raise CaptureError(f"`{name}.grad` holds a gradient from before the step, to which the step would add", hint=_CLEAR)
@@ -265,7 +266,7 @@ def trace_step(
         CaptureError: if the step does what a program cannot do.
         Exception: what torch or the user's code raises.
     """
-    env = ShapeEnv()
+    env = ShapeEnv(allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     symbols = Symbols(env)
     tracer = _Tracer(step_fn, bound, user_args, batch, batch_leaves, promote)
