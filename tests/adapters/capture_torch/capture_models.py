@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # its usual name
+import torch.nn.functional as F  # its usual name
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

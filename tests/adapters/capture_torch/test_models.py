@@ -8,10 +8,9 @@ from typing import Any
 import capture_models as models
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  # its usual name
-from torch import nn
-
+import torch.nn.functional as F  # its usual name
 from capture_harness import assert_same_training
+from torch import nn
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

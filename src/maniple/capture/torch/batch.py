@@ -93,7 +93,7 @@ class ResultStructure:
 
     def rebuild(self, outputs: Mapping[str, Tensor]) -> object:
         """Return what the step returns, given the tensor of each output by name."""
-        made = []
+        made: list[object] = []
         for leaf in self.leaves:
             if isinstance(leaf, OutputLeaf):
                 made.append(outputs[leaf.name].item() if leaf.is_number else outputs[leaf.name])

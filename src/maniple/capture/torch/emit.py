@@ -121,7 +121,8 @@ class Emitter:
     def common_dtype(self, *operands: Operand) -> str:
         """Return the dtype in which ATen combines operands: tensors with dims count before those without, and these before numbers."""
         tensors = [x.type for x in operands if isinstance(x, Value)]
-        numbers = [_number_dtype(x, "f64" if not tensors else DTYPES[torch.get_default_dtype()]) for x in operands if not isinstance(x, Value)]
+        float_dtype = DTYPES[torch.get_default_dtype()] if tensors else "f64"
+        numbers = [_number_dtype(x, float_dtype) for x in operands if not isinstance(x, Value)]
         result = ""
         for group in ([t.dtype for t in tensors if t.rank], [t.dtype for t in tensors if not t.rank], numbers):
             result = _with_lesser(result, _promote(group))

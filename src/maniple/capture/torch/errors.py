@@ -33,7 +33,8 @@ def explained(error: Exception) -> CaptureError:
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "item()" in text or "numpy" in text or "tolist" in text:
         return CaptureError(f"the step leaves torch: {text}", where=where, hint=_BRANCH[1])
-    return CaptureError(f"the step cannot be traced: {type(error).__name__}: {text}", where=where, hint="see whether the step runs on its own")
+    what = f"the step cannot be traced: {type(error).__name__}: {text}"
+    return CaptureError(what, where=where, hint="see whether the step runs on its own")
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

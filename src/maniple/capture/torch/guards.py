@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maniple.capture.torch.batch import batch_structure
 from maniple.capture.torch.hyperparameters import LIFTED
-from maniple.capture.torch.state import Bound, find_bound
+from maniple.capture.torch.state import Bound, Slot, find_bound
 
 Signature = tuple[tuple[str, Hashable], ...]
 """Pairs of what it is, in the user's words, and its value."""
@@ -51,7 +51,8 @@ def _batch(args: Sequence[object]) -> Iterator[tuple[str, Hashable]]:
 def _state(bound: Bound) -> Iterator[tuple[str, Hashable]]:
     for name, parameter in bound.parameters.items():
         yield name, f"{_type_text(parameter)}{' requires_grad' if parameter.requires_grad else ''}"
-    for slot in (*bound.buffers.values(), *bound.optimizer_slots()):
+    slots: list[Slot] = [*bound.buffers.values(), *bound.optimizer_slots()]
+    for slot in slots:
         tensor = slot.get()
         assert tensor is not None, "slots of what exists"
         yield slot.name, _type_text(tensor)
@@ -114,14 +115,14 @@ def describe_change(old: Signature, new: Signature) -> str:
             found.append(f"`{key}` is new")
         elif before[key] != after[key]:
             found.append(_describe(key, before[key], after[key]))
-    more = f", and {len(found) - 5} more" if len(found) > 5 else ""  # noqa: PLR2004  # the documented limit
+    more = f", and {len(found) - 5} more" if len(found) > 5 else ""  # the documented limit
     return ", ".join(found[:5]) + more
 
 
 def _describe(key: str, was: Hashable, now: Hashable) -> str:
     if key.startswith("module ") and isinstance(was, tuple) and isinstance(now, tuple):
         path = key.removeprefix("module ")
-        old, new = dict(was[1:]), dict(now[1:])  # type: ignore[arg-type]  # pairs after the class
+        old, new = dict(was[1:]), dict(now[1:])
         for name in dict.fromkeys((*old, *new)):
             if old.get(name) != new.get(name):
                 return f"`{path}.{name}` was {old.get(name)!r}, is {new.get(name)!r}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from maniple.base.errors import CaptureError, ManipleError
 from maniple.base.location import Location
@@ -65,21 +66,23 @@ class _Importer:
             if node in needed and node.op in ("call_function", "get_attr"):
                 self._import(node)
         (result,) = (node for node in nodes if node.op == "output")
-        values = [self._output(item) for item in result.args[0]]  # type: ignore[union-attr]  # run() returns a list
+        values = [self._output(item) for item in result.args[0]]
         outputs = [Output(value, name) for name, value in zip(self.trace.outputs, values, strict=False)]
-        for slot in self.constants:
-            outputs.append(Output(next(item.value for item in self.inputs if item.name == slot.name), slot.name))
+        outputs += [Output(self._input(slot.name), slot.name) for slot in self.constants]
         gradients = tuple(zip(self.trace.gradients, values[len(self.trace.outputs) :], strict=True))
         if self.seed is not None:
             self.inputs.append(Input(self.seed, "rng", "seed"))
         ops = _live(self.builder.ops, [item.value for item in outputs] + [value for _, value in gradients])
         return Program(tuple(self.inputs), ops, tuple(outputs), gradients)
 
+    def _input(self, name: str) -> Value:
+        return next(item.value for item in self.inputs if item.name == name)
+
     def _refuse_old_gradient(self, node: fx.Node, name: str) -> None:
         where = next((self.origins[user].location for user in node.users if user in self.origins), None)
         raise CaptureError(f"the step reads the {name} from before it", where=where, hint="call optimizer.zero_grad() inside the step")
 
-    def _add_input(self, node: fx.Node, name: str, kind: Any, value: Tensor | torch.SymFloat) -> None:  # noqa: ANN401  # InputKind
+    def _add_input(self, node: fx.Node, name: str, kind: Any, value: Tensor | torch.SymFloat) -> None:  # InputKind
         taken = {item.value.name for item in self.inputs}
         unique = f"{kind}.{name}" if name in taken or name.isdigit() else name
         made = Value(unique, TensorType("f64") if isinstance(value, torch.SymFloat) else type_of(value))
@@ -112,13 +115,13 @@ class _Importer:
         self._check(node, name, result)
         self.env[node] = result
 
-    def _check(self, node: fx.Node, name: str, result: Any) -> None:  # noqa: ANN401  # value, scalar or tuple of them
+    def _check(self, node: fx.Node, name: str, result: Any) -> None:  # value, scalar or tuple of them
         made = result if isinstance(result, tuple) else (result,)
         for value, kind in zip(made, _types(node), strict=True):
             if isinstance(value, Value) and kind is not None and value.type != kind:
                 raise CaptureError(f"{name} was mapped to {value.type}, but gives {kind}", where=self.origins[node].location)
 
-    def _read(self, node: fx.Node) -> Any:  # noqa: ANN401  # value, scalar or tuple of them
+    def _read(self, node: fx.Node) -> Any:  # value, scalar or tuple of them
         return self.env[node]
 
     def _output(self, item: object) -> Value:
@@ -141,13 +144,14 @@ class _Importer:
 
     def _tensor(self, tensor: Tensor) -> Value:
         """Return a tensor that exists: a constant if all its elements are one number, else an input."""
-        tensor = getattr(tensor, "constant", None) if getattr(tensor, "constant", None) is not None else tensor
+        known = getattr(tensor, "constant", None)  # of a fake tensor
+        tensor = known if isinstance(known, Tensor) else tensor
         for item in self.constants:
             if item.get() is tensor:
-                return next(entry.value for entry in self.inputs if entry.name == item.name)
-        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+                return self._input(item.name)
+        if not isinstance(tensor, FakeTensor):
             first = tensor.flatten()[0].item() if tensor.numel() else 0
-            if not tensor.numel() or bool((tensor == first).all()):
+            if bool((tensor == first).all()):
                 return self.emitter.full(first, type_of(tensor))
         name = f"constant.{len(self.constants)}"
         value = Value(name, type_of(tensor))

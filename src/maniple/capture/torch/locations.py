@@ -153,8 +153,8 @@ class OriginMode(TorchDispatchMode):
         return Origin(phase, here, is_loose)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None  # noqa: ANN401  # torch's protocol
-    ) -> Any:  # noqa: ANN401
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None  # torch's protocol
+    ) -> Any:
         """Run `func` and mark its nodes; scalar arithmetic before it belongs to it."""
         origin = self.origin()
         result = func(*args, **(kwargs or {}))

@@ -16,7 +16,7 @@ from maniple.capture.torch.locations import StepPosition, user_location
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: object) -> Iterator[None]:  # noqa: ANN401  # any object with attributes
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:  # any object with attributes
     """Let `owner.name` be `value` for a while."""
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -28,7 +28,8 @@ def replaced(owner: Any, name: str, value: object) -> Iterator[None]:  # noqa: A
 
 def _scheduler_classes(root: type) -> Iterator[type]:
     yield root
-    for child in root.__subclasses__():
+    children: list[type] = root.__subclasses__()
+    for child in children:
         yield from _scheduler_classes(child)
 
 
@@ -81,7 +82,7 @@ def backward_watched(position: StepPosition, before: Callable[[], None], after: 
     backward, grad = torch.autograd.backward, torch.autograd.grad
 
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # passed on
+        def run(*args: Any, **kwargs: Any) -> Any:  # passed on
             if not position.num_backward:
                 before()
             position.num_backward += 1

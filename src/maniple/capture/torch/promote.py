@@ -33,8 +33,8 @@ class PromoteFloat64(TorchDispatchMode):
     """
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None  # noqa: ANN401  # torch's protocol
-    ) -> Any:  # noqa: ANN401
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None  # torch's protocol
+    ) -> Any:
         """Run `func` with dtypes promoted."""
         named = {key: _promoted(value) for key, value in (kwargs or {}).items()}
         plain = tuple(_promoted(value) for value in args)

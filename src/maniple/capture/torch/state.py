@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from maniple.base.errors import CaptureError
@@ -16,14 +17,15 @@ from maniple.ir.program import InputKind
 
 
 class Slot(Protocol):
-    """A place in the user's objects that holds one state tensor.
+    """A place in the user's objects that holds one state tensor."""
 
-    Attributes:
-        name: as in the program.
-    """
+    @property
+    def name(self) -> str:
+        """Return the name, as in the program."""
 
-    name: str
-    kind: InputKind
+    @property
+    def kind(self) -> InputKind:
+        """Return what the tensor is."""
 
     def get(self) -> Tensor | None:
         """Return the tensor there, None if the step has yet to create it."""
@@ -246,7 +248,7 @@ def check_tensor(name: str, tensor: Tensor) -> None:
     Raises:
         CaptureError: if it is sparse, quantised, complex or a tensor subclass.
     """
-    is_plain = type(tensor) in (Tensor, nn.Parameter) or type(tensor).__module__.startswith("torch.nn")
+    is_plain = type(tensor) in (Tensor, nn.Parameter, FakeTensor) or type(tensor).__module__.startswith("torch.nn")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex() or not is_plain:
         raise CaptureError(
             f"{name!r} is a {type(tensor).__name__} of layout {tensor.layout} and dtype {tensor.dtype}",

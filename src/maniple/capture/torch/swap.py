@@ -79,7 +79,7 @@ def _has_tensor(value: object) -> bool:
     return isinstance(value, tuple) and any(isinstance(item, Tensor) or _has_tensor(item) for item in value)
 
 
-def _equal_items(one: Any, other: Any) -> bool:  # noqa: ANN401  # any container
+def _equal_items(one: Any, other: Any) -> bool:  # any container
     if len(one) != len(other):
         return False
     if isinstance(one, dict):
@@ -147,7 +147,7 @@ def swapped_modules(bound: Bound, tensors: Mapping[str, Tensor]) -> Iterator[Non
             vars(module)["_flat_weights"] = [by_id.get(id(weight), weight) for weight in flat]
     attributes = [(holder, key, holder[key]) for slot in bound.buffers.values() for holder, key in slot.places]
     try:
-        for path, module in bound.all_modules():
+        for _, module in bound.all_modules():
             for key, parameter in module._parameters.items():
                 module._parameters[key] = parameter if parameter is None else by_id[id(parameter)]  # type: ignore[assignment]
         for name, slot in bound.buffers.items():
@@ -179,7 +179,7 @@ def _check_registered(
 @contextmanager
 def swapped_optimizers(
     bound: Bound, tensors: Mapping[str, Tensor], numbers: Mapping[Number, torch.SymFloat]
-) -> Iterator[dict[str, Optimizer]]:
+) -> Iterator[None]:
     """Let optimizers hold traced parameters, state and numbers, and take their plain loops (no foreach, no fused kernels).
 
     Raises:
@@ -203,7 +203,7 @@ def swapped_optimizers(
                     for key, value in entries.items()
                 }
             optimizer.param_groups, optimizer.state = groups, state
-        yield {prefix: optimizer for prefix, optimizer in bound.optimizers}
+        yield
         for prefix, optimizer, groups in placed:
             _check_groups(prefix, optimizer, groups)
     finally:

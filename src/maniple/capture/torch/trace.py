@@ -105,7 +105,7 @@ class _Tracer:
             if parameter.requires_grad:
                 self.inputs.append(TraceInput(f"gradient of {name}", None, _fake(mode, name, parameter)))
 
-    def run(self, *values: Any) -> list[Any]:  # noqa: ANN401  # tensors and symbolic floats
+    def run(self, *values: Any) -> list[Any]:  # tensors and symbolic floats
         """Run the step on traced values and return outputs, then gradients."""
         proxy_mode = get_proxy_mode()
         assert proxy_mode is not None, "runs under make_fx"
@@ -169,13 +169,13 @@ class _Tracer:
         for name in self.bound.parameters:
             grad = self.traced[name].grad
             if grad is not None:
-                self.gradients[name] = _unwrap(grad)
+                self.gradients[name] = _unwrap_tensor(grad)
 
     def _check_gradients(self) -> None:
         """Raise if the step leaves gradients to which its next run would add."""
         for name in self.uncleared:
             grad = self.traced[name].grad
-            if grad is not None and not _is_zeros(_unwrap(grad)):
+            if grad is not None and not _is_zeros(_unwrap_tensor(grad)):
                 raise CaptureError(f"the step leaves a gradient in `{name}.grad`, to which its next run would add", hint=_CLEAR)
 
     def _collect_outputs(self, result: object) -> list[Any]:
@@ -207,7 +207,8 @@ class _Tracer:
                         if name not in known:
                             self.created.append(OptimizerSlot(name, optimizer, self.bound.parameters[owner], key))
                     elif self._python_state(optimizer, owner, key) != value:
-                        raise CaptureError(f"optimizer state `{name}` is a Python value that changes", hint="use an optimizer with tensor state")
+                        what = f"optimizer state `{name}` is a Python value that changes"
+                        raise CaptureError(what, hint="use an optimizer whose state is tensors")
 
     def _python_state(self, optimizer: object, owner: str, key: str) -> object:
         """Return the Python value that the user's optimizer has; its state was exchanged for the trace."""
@@ -236,11 +237,16 @@ def _unwrap(value: object) -> object:
     """Return the fake tensor that tracing knows, after all its mutations."""
     if not isinstance(value, FunctionalTensor):
         return value
-    torch._sync(value)
+    return _unwrap_tensor(value)
+
+
+def _unwrap_tensor(value: Tensor) -> Tensor:
+    assert isinstance(value, FunctionalTensor), "what the traced step computes"
+    torch._sync(value)  # type: ignore[attr-defined]  # not in torch's stubs
     return torch._from_functional_tensor(value.elem)
 
 
-def _is_zeros(value: object) -> bool:
+def _is_zeros(value: Tensor) -> bool:
     proxy_mode = get_proxy_mode()
     assert proxy_mode is not None, "runs under make_fx"
     slot: Any = get_proxy_slot(value, proxy_mode.tracer, None)

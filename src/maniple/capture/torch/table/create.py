@@ -84,9 +84,9 @@ def _bernoulli(e: Emitter, x: Value, probability: Operand | None = None, **_opti
     return e.cast(e.elementwise("compare_lt", drawn, chance, dtype=drawn.type.dtype), e.out.dtype)
 
 
-def _dropout(e: Emitter, x: Value, probability: float, train: bool | None = None) -> tuple[Value, Value]:  # noqa: FBT001  # ATen's signature
+def _dropout(e: Emitter, x: Value, probability: float, train: bool | None = None) -> tuple[Value, Value]:
     if train is False or probability == 0:
-        return x, e.full(True, e.out_at(1))  # noqa: FBT003  # keep all
+        return x, e.full(True, e.out_at(1))
     drawn = e.random(TensorType("f64" if x.type.dtype == "f64" else "f32", x.type.shape))
     kept = e.elementwise("compare_lt", drawn, 1 - probability)
     return _scaled_mask(e, x, kept, 1 / (1 - probability) if probability < 1 else 0.0), kept

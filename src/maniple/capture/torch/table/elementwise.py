@@ -133,15 +133,15 @@ def _clamp_max(e: Emitter, x: Value, high: Operand) -> Value:
     return _clamp(e, x, None, high)
 
 
-def _to_copy(e: Emitter, x: Value, **_options: Any) -> Value:  # noqa: ANN401  # layout, device, memory format
+def _to_copy(e: Emitter, x: Value, **_options: Any) -> Value:  # layout, device, memory format
     return e.cast(x, e.out.dtype)
 
 
-def _same(_e: Emitter, x: Value, **_options: Any) -> Value:  # noqa: ANN401  # memory format
+def _same(_e: Emitter, x: Value, **_options: Any) -> Value:  # memory format
     return x
 
 
-def _copy(e: Emitter, x: Value, source: Value, _non_blocking: bool = False) -> Value:  # noqa: FBT001, FBT002  # ATen's signature
+def _copy(e: Emitter, x: Value, source: Value, _non_blocking: bool = False) -> Value:
     return e.expand(e.cast(source, x.type.dtype), x.type.shape)
 
 
@@ -203,7 +203,7 @@ def _is_inf(e: Emitter, x: Value) -> Value:
 
 
 def _is_finite(e: Emitter, x: Value) -> Value:
-    return e("is_finite", x) if x.type.is_float else e.full(True, e.out)  # noqa: FBT003  # the constant
+    return e("is_finite", x) if x.type.is_float else e.full(True, e.out)
 
 
 def _xlogy(e: Emitter, x: Operand, y: Operand) -> Value:
@@ -219,7 +219,7 @@ def _trunc(e: Emitter, x: Value) -> Value:
     return e.select(e.elementwise("compare_lt", x, 0), e("ceil", x), e("floor", x), x.type.dtype)
 
 
-def _scalar_tensor(e: Emitter, value: Operand, dtype: torch.dtype | None = None, **_options: Any) -> Value:  # noqa: ANN401  # layout, device
+def _scalar_tensor(e: Emitter, value: Operand, dtype: torch.dtype | None = None, **_options: Any) -> Value:  # layout, device
     kind = DTYPES[dtype] if dtype else e.out.dtype
     return e.full(value, TensorType(kind)) if not isinstance(value, Scalar) else e.cast(value.value, kind)
 

@@ -33,11 +33,11 @@ def _silu(e: Emitter, g: Value, x: Value) -> Value:
     return e("silu_grad", g, x)
 
 
-def _leaky_relu(e: Emitter, g: Value, x: Value, slope: float, _is_result: bool) -> Value:  # noqa: FBT001  # ATen's signature
+def _leaky_relu(e: Emitter, g: Value, x: Value, slope: float, _is_result: bool) -> Value:
     return e.select(e.elementwise("compare_gt", x, 0), g, e.elementwise("multiply", g, slope), g.type.dtype)
 
 
-def _elu(e: Emitter, g: Value, alpha: float, scale: float, input_scale: float, is_result: bool, y: Value) -> Value:  # noqa: FBT001
+def _elu(e: Emitter, g: Value, alpha: float, scale: float, input_scale: float, is_result: bool, y: Value) -> Value:
     if is_result:
         curve = e.elementwise("multiply", e.elementwise("add", y, alpha * scale), input_scale)
     else:

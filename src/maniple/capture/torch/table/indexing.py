@@ -15,14 +15,14 @@ NO_IGNORE: Final = -(2**62)
 
 
 def _embedding(
-    e: Emitter, table: Value, ids: Value, _padding: int = -1, _scale: bool = False, sparse: bool = False  # noqa: FBT001, FBT002
+    e: Emitter, table: Value, ids: Value, _padding: int = -1, _scale: bool = False, sparse: bool = False
 ) -> Value:
     if sparse:
         raise NotImplementedError("sparse gradients")
     return e("embedding", table, ids)
 
 
-def _embedding_grad(e: Emitter, g: Value, ids: Value, _size: int, padding: int, scale: bool) -> Value:  # noqa: FBT001  # ATen's signature
+def _embedding_grad(e: Emitter, g: Value, ids: Value, _size: int, padding: int, scale: bool) -> Value:
     if scale:
         raise NotImplementedError("scale_grad_by_freq")
     return e("embedding_grad", g, ids, like=e.out, padding_idx=padding)
@@ -67,7 +67,7 @@ def _index_select(e: Emitter, x: Value, dim: int, index: Value) -> Value:
     return _take(e, x, index, dim, 1)
 
 
-def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:  # noqa: FBT001, FBT002
+def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
     if not accumulate:
         raise NotImplementedError("index_put without accumulate")
     flat, first, count = _flat_index(e, x, indices)

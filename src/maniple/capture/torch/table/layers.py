@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from maniple.base.types import TensorType
 from maniple.capture.torch.emit import Emitter
-from maniple.ir.program import Attr, Value
+from maniple.ir.program import Value
 
 
 def _mask(e: Emitter, mask: Value | None, q: Value, k: Value) -> list[Value]:
@@ -36,7 +36,7 @@ def _group_sum(e: Emitter, g: Value, like: Value) -> Value:
 
 
 def _attention(
-    e: Emitter, q: Value, k: Value, v: Value, dropout: float = 0.0, causal: bool = False,  # noqa: FBT001, FBT002  # ATen's signature
+    e: Emitter, q: Value, k: Value, v: Value, dropout: float = 0.0, causal: bool = False,
     *, attn_mask: Value | None = None, scale: float | None = None,
 ) -> tuple[Value, Value]:  # fmt: skip
     if dropout:
@@ -49,7 +49,7 @@ def _attention(
 
 
 def _attention_backward(
-    e: Emitter, g: Value, q: Value, k: Value, v: Value, out: Value, lse: Value, dropout: float, causal: bool,  # noqa: FBT001
+    e: Emitter, g: Value, q: Value, k: Value, v: Value, out: Value, lse: Value, dropout: float, causal: bool,
     *, attn_mask: Value | None = None, scale: float | None = None,
 ) -> tuple[Value, ...]:  # fmt: skip
     if dropout:
@@ -68,8 +68,8 @@ def _spatial(values: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def _convolution_attrs(
-    x: Value, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool, groups: int  # noqa: FBT001
-) -> dict[str, Attr]:
+    x: Value, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool, groups: int
+) -> dict[str, Any]:
     if transposed:
         raise NotImplementedError("transposed convolution")
     rank = x.type.rank
@@ -80,7 +80,7 @@ def _convolution_attrs(
 
 def _convolution(
     e: Emitter, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    transposed: bool, _output_padding: Sequence[int], groups: int,  # noqa: FBT001  # ATen's signature
+    transposed: bool, _output_padding: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
     y = e("convolution", x, w, **_convolution_attrs(x, stride, padding, dilation, transposed, groups))
     if bias is None:
@@ -90,7 +90,7 @@ def _convolution(
 
 def _convolution_backward(
     e: Emitter, g: Value, x: Value, w: Value, _bias_sizes: object, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    transposed: bool, _output_padding: Sequence[int], groups: int, wanted: Sequence[bool],  # noqa: FBT001
+    transposed: bool, _output_padding: Sequence[int], groups: int, wanted: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
     attrs = _convolution_attrs(x, stride, padding, dilation, transposed, groups)
     dx = e("convolution_grad_input", g, w, like=x.type, **attrs) if wanted[0] else None
@@ -100,8 +100,8 @@ def _convolution_backward(
 
 
 def _pool_attrs(
-    x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], ceil: bool  # noqa: FBT001
-) -> dict[str, Attr]:
+    x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], ceil: bool
+) -> dict[str, Any]:
     rank = x.type.rank
     return {
         "kernel": _spatial(kernel, rank), "stride": _spatial(stride or kernel, rank), "padding": _spatial(padding, rank),
@@ -111,14 +111,14 @@ def _pool_attrs(
 
 def _max_pool(
     e: Emitter, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
-    ceil: bool = False,  # noqa: FBT001, FBT002  # ATen's signature
+    ceil: bool = False,
 ) -> tuple[Value, ...]:  # fmt: skip
     return e.emit("max_pool", (x,), **_pool_attrs(x, kernel, stride, padding, dilation, ceil))
 
 
 def _max_pool_backward(
     e: Emitter, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    ceil: bool, indices: Value,  # noqa: FBT001  # ATen's signature
+    ceil: bool, indices: Value,
 ) -> Value:  # fmt: skip
     return e("max_pool_grad", g, x, indices, **_pool_attrs(x, kernel, stride, padding, dilation, ceil))
 

@@ -15,7 +15,7 @@ _NONE, _MEAN = 0, 1
 
 def _classes_last(e: Emitter, x: Value) -> Value:
     """Return `x` with the classes (dim 1 of several) last."""
-    if x.type.rank < 3:  # noqa: PLR2004  # a matrix has them last
+    if x.type.rank < 3:  # a matrix has them last
         return x
     return e.transpose(x, (0, *range(2, x.type.rank), 1))
 
@@ -53,7 +53,7 @@ def _nll_backward(
     if weight is not None:
         rows = e("multiply", rows, _label_weights(e, labels, weight, ignore, x.type.dtype))
     spread = e("pick_grad", rows, labels, like=last.type, ignore_index=ignore)
-    return spread if rank < 3 else e.transpose(spread, (0, rank - 1, *range(1, rank - 1)))  # noqa: PLR2004
+    return spread if rank < 3 else e.transpose(spread, (0, rank - 1, *range(1, rank - 1)))
 
 
 def _reduced(e: Emitter, x: Value, reduction: int) -> Value:

@@ -12,7 +12,7 @@ from maniple.ir.program import Value
 
 
 def _softmax(name: str) -> Callable[..., Value]:
-    def row(e: Emitter, x: Value, dim: int, _half_to_float: bool) -> Value:  # noqa: FBT001  # ATen's signature
+    def row(e: Emitter, x: Value, dim: int, _half_to_float: bool) -> Value:
         x = e.cast(x, e.out.dtype)
         return e(name, x, dim=dim % x.type.rank)
 
@@ -70,7 +70,7 @@ def _channels(e: Emitter, x: Value, like: Value) -> Value:
 
 def _batch_norm(
     e: Emitter, x: Value, w: Value | None, b: Value | None, running_mean: Value | None, running_var: Value | None,
-    training: bool, momentum: float, eps: float,  # noqa: FBT001  # ATen's signature
+    training: bool, momentum: float, eps: float,
 ) -> tuple[Value, ...]:  # fmt: skip
     """Return y, batch mean, batch rstd, and, where there are running statistics, their new values (unbiased variance)."""
     kind = x.type.with_shape(x.type.shape[1:2])
@@ -98,14 +98,20 @@ def _moved(e: Emitter, old: Value, new: Value, momentum: float) -> Value:
 
 
 def _batch_norm_no_stats(
-    e: Emitter, x: Value, w: Value | None, b: Value | None, _training: bool, momentum: float, eps: float  # noqa: FBT001
+    e: Emitter, x: Value, w: Value | None, b: Value | None, _training: bool, momentum: float, eps: float
 ) -> tuple[Value, ...]:
-    return _batch_norm(e, x, w, b, None, None, True, momentum, eps)  # noqa: FBT003  # without statistics it is training
+    return _batch_norm(e, x, w, b, None, None, True, momentum, eps)
+
+
+def _batch_norm_evaluated(
+    e: Emitter, x: Value, w: Value | None, b: Value | None, running_mean: Value, running_var: Value, momentum: float, eps: float
+) -> tuple[Value, ...]:
+    return _batch_norm(e, x, w, b, running_mean, running_var, False, momentum, eps)[:3]
 
 
 def _native_batch_norm(
     e: Emitter, x: Value, w: Value | None, b: Value | None, running_mean: Value | None, running_var: Value | None,
-    training: bool, momentum: float, eps: float,  # noqa: FBT001
+    training: bool, momentum: float, eps: float,
 ) -> tuple[Value, ...]:  # fmt: skip
     if training and running_mean is not None:
         raise NotImplementedError("a form whose change of the running statistics is not part of the graph")
@@ -114,7 +120,7 @@ def _native_batch_norm(
 
 def _batch_norm_backward(
     e: Emitter, g: Value, x: Value, w: Value | None, running_mean: Value | None, running_var: Value | None, average: Value | None,
-    rstd: Value | None, training: bool, eps: float, wanted: Sequence[bool],  # noqa: FBT001
+    rstd: Value | None, training: bool, eps: float, wanted: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
     kind = x.type.with_shape(x.type.shape[1:2])
     weight = _or_full(e, w, 1, kind)
@@ -208,7 +214,7 @@ NORMALIZE: Final[dict[str, Callable[..., Any]]] = {
     "aten.native_layer_norm_backward.default": _layer_norm_backward,
     "aten._native_batch_norm_legit_functional.default": _batch_norm,
     "aten._native_batch_norm_legit.no_stats": _batch_norm_no_stats,
-    "aten._native_batch_norm_legit_no_training.default": lambda e, x, w, b, m, v, mo, eps: _batch_norm(e, x, w, b, m, v, False, mo, eps)[:3],
+    "aten._native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
     "aten.native_batch_norm.default": _native_batch_norm,
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten._fused_rms_norm.default": _rms_norm,

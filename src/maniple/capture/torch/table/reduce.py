@@ -23,16 +23,16 @@ def mean(e: Emitter, x: Value, dims: Dims, *, keep: bool = False) -> Value:
     return e.elementwise("multiply", total, 1 / _count(x, dims) if _count(x, dims) else float("nan"))
 
 
-def _sum(e: Emitter, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:  # noqa: FBT001, FBT002  # ATen's signature
+def _sum(e: Emitter, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:
     return e.sum(e.cast(x, e.out.dtype), dims or (), keep=keepdim)
 
 
-def _mean(e: Emitter, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:  # noqa: FBT001, FBT002
+def _mean(e: Emitter, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:
     return mean(e, e.cast(x, e.out.dtype), dims, keep=keepdim)
 
 
 def _extreme(name: str) -> Callable[..., Value]:
-    def row(e: Emitter, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:  # noqa: FBT001, FBT002
+    def row(e: Emitter, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
         return e.reduce(name, x, dims or (), keep=keepdim)
 
     return row
@@ -46,7 +46,7 @@ def position(e: Emitter, x: Value, best: Value, dim: int) -> Value:
 
 
 def _extreme_dim(name: str) -> Callable[..., tuple[Value, Value]]:
-    def row(e: Emitter, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:  # noqa: FBT001, FBT002
+    def row(e: Emitter, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         dim %= x.type.rank
         best = e.reduce(name, x, (dim,), keep=True)
         return e.reshape(best, e.out.shape), e.reshape(position(e, x, best, dim), e.out.shape)
@@ -55,7 +55,7 @@ def _extreme_dim(name: str) -> Callable[..., tuple[Value, Value]]:
 
 
 def _arg_extreme(name: str) -> Callable[..., Value]:
-    def row(e: Emitter, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:  # noqa: FBT001, FBT002
+    def row(e: Emitter, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         if dim is None:
             x, dim = e.reshape(x, (x.type.num_elements,)), 0
         dim %= x.type.rank
@@ -65,7 +65,7 @@ def _arg_extreme(name: str) -> Callable[..., Value]:
 
 
 def _truth(name: str) -> Callable[..., Value]:
-    def row(e: Emitter, x: Value, dims: int | Dims = None, keepdim: bool = False) -> Value:  # noqa: FBT001, FBT002
+    def row(e: Emitter, x: Value, dims: int | Dims = None, keepdim: bool = False) -> Value:
         found = (dims,) if isinstance(dims, int) else dims or ()
         counted = e.cast(e.cast(x, "bool"), "i32")
         return e.cast(e.reduce(name, counted, found, keep=keepdim), "bool")
@@ -101,7 +101,7 @@ def _std_mean(e: Emitter, x: Value, dims: Dims = None, *, correction: Number | N
 
 
 def _norm(
-    e: Emitter, x: Value, order: Number | None = 2, dims: int | Dims = None, keepdim: bool = False, *, dtype: object = None  # noqa: FBT001, FBT002
+    e: Emitter, x: Value, order: Number | None = 2, dims: int | Dims = None, keepdim: bool = False, *, dtype: object = None
 ) -> Value:
     order = 2 if order is None else order
     found = (dims,) if isinstance(dims, int) else dims or ()
@@ -114,7 +114,7 @@ def _norm(
         return e.sum(e.cast(e.elementwise("compare_ne", size, 0), e.out.dtype), found, keep=keepdim)
     if order == 1:
         return e.sum(size, found, keep=keepdim)
-    if order == 2:  # noqa: PLR2004  # the Euclidean norm
+    if order == 2:  # the Euclidean norm
         return e("sqrt", e.sum(e("multiply", size, size), found, keep=keepdim))
     return e.elementwise("power", e.sum(e.elementwise("power", size, order), found, keep=keepdim), 1 / order)
 
@@ -124,7 +124,7 @@ def _cumsum(e: Emitter, x: Value, dim: int, *, dtype: object = None) -> Value:
     return e("cumsum", x, dim=dim % x.type.rank) if x.type.rank else x
 
 
-def _logsumexp(e: Emitter, x: Value, dims: int | Sequence[int], keepdim: bool = False) -> Value:  # noqa: FBT001, FBT002
+def _logsumexp(e: Emitter, x: Value, dims: int | Sequence[int], keepdim: bool = False) -> Value:
     found = (dims,) if isinstance(dims, int) else dims
     highest = e.reduce("reduce_max", x, found, keep=True)
     finite = e.select(e("is_finite", highest), highest, 0, x.type.dtype)

@@ -55,7 +55,7 @@ def _log(e: Emitter, x: ScalarOperand) -> Scalar:
     return Scalar(e("log", e.value(x, "f64")))
 
 
-def _getitem(_e: Emitter, items: Any, at: int) -> Any:  # noqa: ANN401  # one of several results
+def _getitem(_e: Emitter, items: Any, at: int) -> Any:  # one of several results
     return items[at]
 
 

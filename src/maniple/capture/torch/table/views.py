@@ -38,7 +38,7 @@ def _transpose(e: Emitter, x: Value, one: int, other: int) -> Value:
 
 
 def _t(e: Emitter, x: Value) -> Value:
-    return x if x.type.rank < 2 else _transpose(e, x, 0, 1)  # noqa: PLR2004  # a matrix
+    return x if x.type.rank < 2 else _transpose(e, x, 0, 1)  # a matrix
 
 
 def _permute(e: Emitter, x: Value, dims: Sequence[int]) -> Value:
@@ -166,7 +166,7 @@ def _flatten_sizes(e: Emitter, x: Value, *_args: object) -> Value:
 
 
 VIEWS: Final[dict[str, Callable[..., Any]]] = {
-    **{f"aten.{name}.default": _to_out for name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_reshape_alias", "flatten")},
+    **{f"aten.{name}.default": _to_out for name in ("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze")},
     "aten.squeeze.dim": _to_out,
     "aten.squeeze.dims": _to_out,
     "aten.unflatten.int": _flatten_sizes,
