@@ -49,22 +49,20 @@ class Choices:
         pinned: layouts of values that the user fixed.
     """
 
-    def __init__(
-        self, program: Program, axis: str, ways: int, regions: BatchRegions, pins: Mapping[str, Along], cost: CostModel
-    ) -> None:
+    def __init__(self, program: Program, axis: str, ways: int, regions: BatchRegions, pins: Mapping[str, Along], cost: CostModel) -> None:
         """Enumerate them for an axis of `ways` devices.
 
         Raises:
             ShardingError: if a contraction with a parameter cannot be divided.
         """
         self.program, self.ways, self.regions = program, ways, regions
-        self.weights = Weights(program)
         self._expansion = _Expansion(axis, ways, cost)
         self.free: dict[object, bool] = {}
         self.ops = tuple(op for op in program.ops if is_step(op))
         for op in self.ops:
             self.free.update(dict.fromkeys(op.results, is_free(op, self.free)))
         self.pinned = self._pinned(pins)
+        self.weights = Weights(program, {value for value, layout in self.pinned.items() if not isinstance(layout, Split)})
         self._rules = {op: definition(op.name).factors(op) for op in self.ops}
         self._splits: dict[Value, dict[Split, None]] = {}
         self._found: dict[Op, dict[Option, None]] = {op: {} for op in self.ops}
@@ -179,7 +177,7 @@ class Choices:
         if self.free.get(op.results[0]) if op.results else True:
             yield Choice(replicated(op), 1.0)
             return
-        must_divide = op in self.weights.contractions and not self._is_pinned_whole(op)
+        must_divide = op in self.weights.contractions
         for option in (*self._candidates(op), *self._found[op]):
             if must_divide and not option.divides:
                 continue
@@ -197,16 +195,12 @@ class Choices:
                 if any(kind in self.layouts.get(v, ()) for v in wanted):
                     yield option
 
-    def _is_pinned_whole(self, op: Op) -> bool:
-        """Return whether an operand is a weight that the user wants replicated."""
-        return any(v in self.weights.values and None in self.layouts[v] for v in op.operands)
-
     def _is_reachable(self, value: Value, want: Along) -> bool:
         here = self.layouts.get(value, {None: None})
         if want in here or (self.free.get(value) and not isinstance(want, str)):
             return True
         if value in self.weights.values:
-            return None in here and not isinstance(want, str)
+            return False
         return want in (None, "sum") or isinstance(want, Split)
 
     def _share(self, op: Op, option: Option) -> float:

@@ -8,7 +8,7 @@ of size `hi / lo` whose neighbouring indices are `lo` elements apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from maniple.ir.program import Input, Op, Program, Value
 from maniple.ops import definition
@@ -28,6 +28,7 @@ class BatchRegions:
 
     Attributes:
         num_tokens: how many of them there are in the largest batch input.
+        num_rows: size of the largest first dim of a batch input; a batch of one row has no regions with `only_rows`.
     """
 
     def __init__(self, program: Program, *, only_rows: bool = False) -> None:
@@ -39,11 +40,12 @@ class BatchRegions:
                 for value in dict.fromkeys((*op.operands, *op.results)):
                     self._ops.setdefault(value, []).append(op)
         self._queue: list[Op] = []
-        self.num_tokens = 1
+        self.num_tokens = self.num_rows = 1
         for item in program.inputs:
             if item.kind == "batch":
                 dims = list(batch_dims(item, self._ops))
                 self.num_tokens = max(self.num_tokens, math.prod(item.value.type.shape[dim] for dim in dims))
+                self.num_rows = max(self.num_rows, *(item.value.type.shape[dim] for dim in dims[:1]), 1)
                 for dim in dims[:1] if only_rows else dims:
                     self._add(item.value, dim, (1, item.value.type.shape[dim]))
         while self._queue:
@@ -77,11 +79,7 @@ class BatchRegions:
                     places.setdefault(factor, []).append((value, at, rule.outer_inner(dim, factor)[1]))
         for factor, found in places.items():
             size = rule.sizes[factor]
-            regions = {
-                _clip(region, inner, size)
-                for value, at, inner in found
-                for region in self._regions.get(value, {}).get(at, ())
-            }
+            regions = {_clip(region, inner, size) for value, at, inner in found for region in self._regions.get(value, {}).get(at, ())}
             for lo, hi in sorted(regions):
                 for value, at, inner in found:
                     if lo < hi:
@@ -125,9 +123,7 @@ def keeps_elements(op: Op) -> bool:
         return False
     rule = row.factors(op)
     dims = rule.results[0]
-    is_elementwise = all(
-        operand == dims or not value.type.rank for value, operand in zip(op.operands, rule.operands, strict=True)
-    )
+    is_elementwise = all(operand == dims or not value.type.rank for value, operand in zip(op.operands, rule.operands, strict=True))
     return row.moves_data or (is_elementwise and not rule.whole)
 
 
@@ -139,9 +135,9 @@ class Weights:
         contractions: ops that compute with them, or compute their gradients.
     """
 
-    def __init__(self, program: Program) -> None:
-        """Find them in `program`."""
-        roots = self._derived(program)
+    def __init__(self, program: Program, exempt: Collection[Value] = ()) -> None:
+        """Find them in `program`; `exempt` are parameters that need not be divided."""
+        roots = self._derived(program, exempt)
         self.contractions: set[Op] = set()
         entering: set[Value] = set()
         for op in program.ops:
@@ -153,9 +149,10 @@ class Weights:
         self.values = {value for value, of in roots.items() if of & entering}
         self._add_gradients(program, {item.name for item in program.inputs if item.value in entering})
 
-    def _derived(self, program: Program) -> dict[Value, frozenset[Value]]:
+    def _derived(self, program: Program, exempt: Collection[Value]) -> dict[Value, frozenset[Value]]:
         """Return for each value that is made of parameters alone, without contraction, those parameters."""
-        roots = {item.value: frozenset({item.value}) for item in program.inputs if item.kind == "parameter"}
+        parameters = (item.value for item in program.inputs if item.kind == "parameter" and item.value not in exempt)
+        roots = {value: frozenset({value}) for value in parameters}
         for op in program.ops:
             tensors = [value for value in op.operands if value.type.rank]
             if is_step(op) and tensors and all(value in roots for value in tensors) and keeps_elements(op):

@@ -118,7 +118,8 @@ class _Model:
 
     def __init__(self, choices: Choices, cost: CostModel, scale: float, *, is_elastic: bool = False) -> None:
         self.choices, self.cost, self.scale, self.is_elastic = choices, cost, scale, is_elastic
-        self.growing = BatchRegions(choices.program, only_rows=True)
+        rows = BatchRegions(choices.program, only_rows=True)
+        self.growing = rows if rows.num_rows > 1 else choices.regions
         self.milp = Milp()
         self.one = self.milp.variable()
         self.milp.row({self.one: 1.0}, low=1.0)
@@ -168,7 +169,7 @@ class _Model:
                 made.setdefault(choice.option.results[number], []).extend(variables)
             self.made[value] = made
             if value in self.choices.pinned:
-                self.demand(value, (self.choices.pinned[value],), {self.one: 1.0})
+                self.demand(value, (self.choices.pinned[value],), {self.one: 1.0}, op)
                 self.made[value] = {self.choices.pinned[value]: [self.one]}
 
     def main_operand(self, op: Op) -> int | None:
@@ -274,6 +275,7 @@ class _Model:
         """Let gradients and new state arrive in the layout of the state that they are for, results whole."""
         program = self.choices.program
         state = {item.name: item.value for item in program.inputs if item.kind in STATE_KINDS}
+        made_by = program.producers()
         ends = [(name, value) for name, value in program.gradients if name in state]
         ends += [(item.name, item.value) for item in program.outputs]
         for name, value in ends:
@@ -282,7 +284,7 @@ class _Model:
             target = self.made[state[name]] if name in state else {None: [self.one]}
             for layout, variables in target.items():
                 if value is not state.get(name):
-                    self.demand(value, (layout,), dict.fromkeys(variables, 1.0))
+                    self.demand(value, (layout,), dict.fromkeys(variables, 1.0), made_by.get(value))
 
     # -- the answer -------------------------------------------------------------------------------------------------------------
 

@@ -138,9 +138,9 @@ class Tape:
         return Program(tuple(self.inputs), tuple(self.b.ops), tuple(outputs), tuple(gradients))
 
 
-def mlp(batch: int = 8, width: int = 64, hidden: int = 256, classes: int = 16, layers: int = 1) -> Program:
+def mlp(batch: int = 8, width: int = 64, hidden: int = 256, classes: int = 16, layers: int = 1, dtype: str = "f32") -> Program:
     """Linear layers with GELU between them, two for each of `layers`, and a cross entropy."""
-    t = Tape()
+    t = Tape(dtype)
     x = t.input("batch.x", batch, width, kind="batch")
     labels = t.input("batch.y", batch, kind="batch", dtype="i64")
     for i in range(layers):
