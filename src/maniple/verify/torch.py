@@ -67,8 +67,9 @@ def run_steps(
     scheduler = _scheduler(subject.optimizer, num_steps)
     found: dict[str, Tensor] = {}
     for number in range(num_steps):
+        batch = batches(number)
         with mode():
-            result = step(batches(number))
+            result = step(batch)
         scheduler.step()
         for name, value in _leaves(result):
             found[f"step{number}.{name}"] = to_tensor("loss", value)

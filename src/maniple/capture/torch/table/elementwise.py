@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from maniple.base.types import TensorType
-from maniple.capture.torch.emit import DTYPES, Emitter, Operand, Scalar
+from maniple.capture.torch.emit import DTYPES, TORCH_DTYPES, Emitter, Operand, Scalar
 from maniple.ir.program import Value
 
 Row = Callable[..., Any]
@@ -177,6 +177,39 @@ def _hardtanh(e: Emitter, x: Value, low: float = -1, high: float = 1) -> Value:
     return _clamp(e, x, low, high)
 
 
+def _hard_sigmoid(e: Emitter, x: Value) -> Value:
+    return e.elementwise("multiply", _clamp(e, e.elementwise("add", x, 3), 0, 6), 1 / 6)
+
+
+def _hard_swish(e: Emitter, x: Value) -> Value:
+    return e("multiply", x, _hard_sigmoid(e, x))
+
+
+def _mish(e: Emitter, x: Value) -> Value:
+    return e("multiply", x, e("tanh", _softplus(e, x)))
+
+
+def _glu(e: Emitter, x: Value, dim: int = -1) -> Value:
+    one, other = halves(e, x, dim)
+    return e("multiply", one, e("logistic", other))
+
+
+def halves(e: Emitter, x: Value, dim: int) -> tuple[Value, Value]:
+    """Return the two halves of `x` along `dim`."""
+    dim %= x.type.rank
+    n = x.type.shape[dim]
+    return e("slice", x, dim=dim, start=0, limit=n // 2, stride=1), e("slice", x, dim=dim, start=n // 2, limit=n, stride=1)
+
+
+def _nan_to_num(e: Emitter, x: Value, nan: float | None = None, high: float | None = None, low: float | None = None) -> Value:
+    if not x.type.is_float:
+        return x
+    limits = torch.finfo(TORCH_DTYPES[x.type.dtype])
+    x = e.select(_is_nan(e, x), nan or 0.0, x, x.type.dtype)
+    x = e.select(e.elementwise("compare_eq", x, float("inf")), limits.max if high is None else high, x, x.type.dtype)
+    return e.select(e.elementwise("compare_eq", x, -float("inf")), limits.min if low is None else low, x, x.type.dtype)
+
+
 def _gelu(e: Emitter, x: Value, *, approximate: str = "none") -> Value:
     return e("gelu", x, approximate=approximate)
 
@@ -266,6 +299,11 @@ ELEMENTWISE: Final[dict[str, Row]] = {
     "aten.elu.default": _elu,
     "aten.softplus.default": _softplus,
     "aten.hardtanh.default": _hardtanh,
+    "aten.hardsigmoid.default": _hard_sigmoid,
+    "aten.hardswish.default": _hard_swish,
+    "aten.mish.default": _mish,
+    "aten.glu.default": _glu,
+    "aten.nan_to_num.default": _nan_to_num,
     "aten.gelu.default": _gelu,
     "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.log2.default": _log_with_base(1.4426950408889634),

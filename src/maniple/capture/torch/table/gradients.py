@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from maniple.capture.torch.emit import Emitter
+from maniple.capture.torch.table.elementwise import halves
 from maniple.ir.program import Value
 
 
@@ -60,10 +61,39 @@ def _log_sigmoid(e: Emitter, g: Value, x: Value, _buffer: Value) -> Value:
     return _times(e, g, e("logistic", e("negate", x)))
 
 
+def _hard_sigmoid(e: Emitter, g: Value, x: Value) -> Value:
+    inside = e("and", e.elementwise("compare_gt", x, -3), e.elementwise("compare_lt", x, 3))
+    return e.select(inside, e.elementwise("multiply", g, 1 / 6), 0, g.type.dtype)
+
+
+def _hard_swish(e: Emitter, g: Value, x: Value) -> Value:
+    middle = e.elementwise("add", e.elementwise("multiply", x, 1 / 3), 0.5)
+    slope = e.select(e.elementwise("compare_lt", x, -3), 0, middle, g.type.dtype)
+    return _times(e, g, e.select(e.elementwise("compare_gt", x, 3), 1, slope, g.type.dtype))
+
+
+def _mish(e: Emitter, g: Value, x: Value) -> Value:
+    curve = e("tanh", e("log_plus_one", e("exponential", x)))
+    slope = e("multiply", e("logistic", x), e.elementwise("subtract", 1, e("multiply", curve, curve)))
+    return _times(e, g, e("add", curve, e("multiply", x, slope)))
+
+
+def _glu(e: Emitter, g: Value, x: Value, dim: int) -> Value:
+    one, other = halves(e, x, dim)
+    gate = e("logistic", other)
+    passed = e("multiply", g, gate)
+    gated = e("multiply", e("multiply", passed, e.elementwise("subtract", 1, gate)), one)
+    return e("concatenate", passed, gated, dim=dim % x.type.rank)
+
+
 GRADIENTS: Final[dict[str, Callable[..., Any]]] = {
     "aten.sigmoid_backward.default": _sigmoid,
     "aten.tanh_backward.default": _tanh,
     "aten.threshold_backward.default": _threshold,
+    "aten.hardsigmoid_backward.default": _hard_sigmoid,
+    "aten.hardswish_backward.default": _hard_swish,
+    "aten.mish_backward.default": _mish,
+    "aten.glu_backward.default": _glu,
     "aten.gelu_backward.default": _gelu,
     "aten.silu_backward.default": _silu,
     "aten.leaky_relu_backward.default": _leaky_relu,

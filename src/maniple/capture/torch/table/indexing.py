@@ -67,6 +67,14 @@ def _index_select(e: Emitter, x: Value, dim: int, index: Value) -> Value:
     return _take(e, x, index, dim, 1)
 
 
+def _flip(e: Emitter, x: Value, dims: Sequence[int]) -> Value:
+    for dim in (d % x.type.rank for d in dims):
+        n = x.type.shape[dim]
+        backward = e.elementwise("subtract", n - 1, index_along(e, (n,), 0))
+        x = _take(e, x, backward, dim, 1)
+    return x
+
+
 def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
     if not accumulate:
         raise NotImplementedError("index_put without accumulate")
@@ -141,6 +149,7 @@ INDEXING: Final[dict[str, Callable[..., Any]]] = {
     "aten.index.Tensor": _index,
     "aten._unsafe_index.Tensor": _index,
     "aten.index_select.default": _index_select,
+    "aten.flip.default": _flip,
     "aten.index_put.default": _index_put,
     "aten._unsafe_index_put.default": _index_put,
     "aten.index_add.default": _index_add,

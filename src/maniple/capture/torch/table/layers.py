@@ -109,18 +109,27 @@ def _pool_attrs(
     }  # fmt: skip
 
 
+def _batched(e: Emitter, x: Value) -> Value:
+    """Return `x` with a batch dim, which ATen lets images lack."""
+    return e.reshape(x, (1, *x.type.shape)) if x.type.rank == 3 else x
+
+
 def _max_pool(
     e: Emitter, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
     ceil: bool = False,
 ) -> tuple[Value, ...]:  # fmt: skip
-    return e.emit("max_pool", (x,), **_pool_attrs(x, kernel, stride, padding, dilation, ceil))
+    batch = _batched(e, x)
+    results = e.emit("max_pool", (batch,), **_pool_attrs(batch, kernel, stride, padding, dilation, ceil))
+    return tuple(e.reshape(value, kind.shape) for value, kind in zip(results, (e.out_at(0), e.out_at(1)), strict=True))
 
 
 def _max_pool_backward(
     e: Emitter, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     ceil: bool, indices: Value,
 ) -> Value:  # fmt: skip
-    return e("max_pool_grad", g, x, indices, **_pool_attrs(x, kernel, stride, padding, dilation, ceil))
+    operands = [_batched(e, value) for value in (g, x, indices)]
+    dx = e("max_pool_grad", *operands, **_pool_attrs(operands[1], kernel, stride, padding, dilation, ceil))
+    return e.reshape(dx, x.type.shape)
 
 
 def _even_windows(x: Value, out: TensorType) -> tuple[int, ...]:
