@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from maniple.base.errors import CaptureError, ManipleError
 from maniple.base.location import Location
@@ -149,10 +149,11 @@ class _Importer:
         for item in self.constants:
             if item.get() is tensor:
                 return self._input(item.name)
-        if not isinstance(tensor, FakeTensor):
-            first = tensor.flatten()[0].item() if tensor.numel() else 0
-            if bool((tensor == first).all()):
-                return self.emitter.full(first, type_of(tensor))
+        with unset_fake_temporarily():
+            first = tensor.flatten()[0].item() if tensor.numel() and not isinstance(tensor, FakeTensor) else 0
+            is_uniform = not isinstance(tensor, FakeTensor) and bool((tensor == first).all())
+        if is_uniform:
+            return self.emitter.full(first, type_of(tensor))
         name = f"constant.{len(self.constants)}"
         value = Value(name, type_of(tensor))
         self.inputs.append(Input(value, "buffer", name))

@@ -30,6 +30,7 @@ from maniple.capture.torch.swap import swapped_modules, swapped_optimizers, unch
 from maniple.ir.program import InputKind
 
 _ZEROS = ("aten.zeros_like.default", "aten.zero.default", "aten.zeros.default", "aten.new_zeros.default")
+_MOVES = ("aten.detach", "aten.alias", "aten.clone", "aten.t.", "aten.view", "aten.transpose", "aten.permute", "aten.expand", "aten.as_strided")
 _CLEAR = "call optimizer.zero_grad() inside the step"
 
 
@@ -252,8 +253,9 @@ def _is_zeros(value: Tensor) -> bool:
     slot: Any = get_proxy_slot(value, proxy_mode.tracer, None)
     if slot is None:
         return False
-    proxy = getattr(slot, "proxy", slot)
-    node = proxy.node
+    node = getattr(slot, "proxy", slot).node
+    while str(node.target).startswith(_MOVES):
+        node = node.args[0]
     return str(node.target) in _ZEROS or (str(node.target).startswith("aten.full") and node.args[1] == 0)
 
 

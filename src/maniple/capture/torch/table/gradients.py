@@ -61,9 +61,13 @@ def _log_sigmoid(e: Emitter, g: Value, x: Value, _buffer: Value) -> Value:
     return _times(e, g, e("logistic", e("negate", x)))
 
 
+_FLOAT32_SIXTH: Final = 0.1666666716337204
+"""1/6 as ATen's gradient of hardsigmoid has it, rounded to float32 whatever the dtype."""
+
+
 def _hard_sigmoid(e: Emitter, g: Value, x: Value) -> Value:
     inside = e("and", e.elementwise("compare_gt", x, -3), e.elementwise("compare_lt", x, 3))
-    return e.select(inside, e.elementwise("multiply", g, 1 / 6), 0, g.type.dtype)
+    return e.select(inside, e.elementwise("multiply", g, _FLOAT32_SIXTH), 0, g.type.dtype)
 
 
 def _hard_swish(e: Emitter, g: Value, x: Value) -> Value:
