@@ -106,6 +106,8 @@ LOOKUPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "index pair last": lambda w, x: w[:, torch.arange(3), torch.tensor([1, 5, 1])] * x[:, 0, :3],
     "index_select": lambda w, x: w.index_select(2, torch.tensor([5, 0, 5])) * x[..., :3],
     "gather": lambda w, x: w.gather(-1, torch.tensor([[[1], [2], [0], [5]]]).expand(3, 4, 1)) * x[..., :1],
+    "gather many": lambda w, x: w.gather(1, torch.tensor([[[1, 2], [0, 3], [1, 1]], [[0, 0], [3, 3], [2, 1]]])),
+    "gather rows": lambda w, x: w.gather(0, (x > 0).long()),
     "take_along_dim": lambda w, x: torch.take_along_dim(w, x.argmax(1, keepdim=True), 1),
     "one_hot": lambda w, x: w * F.one_hot(torch.tensor([1, 0, 3, 5]), 6),
     "scatter": lambda w, x: w.scatter(1, x.argmax(1, keepdim=True), 2.0),

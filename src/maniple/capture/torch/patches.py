@@ -77,6 +77,17 @@ def checkpoint_traced_through() -> Iterator[None]:
 
 
 @contextmanager
+def libraries_told() -> Iterator[None]:
+    """Let transformers know, where it is imported, that tensors hold no numbers: it then leaves out checks of their values."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    if module is None or not hasattr(module, "is_fake_tensor"):
+        yield
+        return
+    with replaced(module, "is_fake_tensor", lambda _tensor: True):
+        yield
+
+
+@contextmanager
 def backward_watched(position: StepPosition, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
     """Call `before` and `after` around each backward pass, and note it in `position`."""
     backward, grad = torch.autograd.backward, torch.autograd.grad

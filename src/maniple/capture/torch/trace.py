@@ -23,14 +23,14 @@ from maniple.base.errors import CaptureError
 from maniple.capture.torch.batch import BatchStructure, ResultStructure, result_structure
 from maniple.capture.torch.hyperparameters import Number, NumberGuard, Symbols, find_numbers
 from maniple.capture.torch.locations import OriginMode, StepPosition
-from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, schedulers_refused
+from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, libraries_told, schedulers_refused
 from maniple.capture.torch.promote import PromoteFloat64
 from maniple.capture.torch.state import Bound, OptimizerSlot, Slot, check_tensor, state_name
 from maniple.capture.torch.swap import swapped_modules, swapped_optimizers, unchanged
 from maniple.ir.program import InputKind
 
 _ZEROS = ("aten.zeros_like.default", "aten.zero.default", "aten.zeros.default", "aten.new_zeros.default")
-_MOVES = ("aten.detach", "aten.alias", "aten.clone", "aten.t.", "aten.view", "aten.transpose", "aten.permute", "aten.expand", "aten.as_strided")
+_MOVES = tuple(f"aten.{name}." for name in ("detach", "alias", "clone", "t", "view", "transpose", "permute", "expand"))
 _CLEAR = "call optimizer.zero_grad() inside the step"
 
 
@@ -131,6 +131,7 @@ class _Tracer:
             swapped_optimizers(self.bound, self.traced, symbols),
             schedulers_refused(),
             checkpoint_traced_through(),
+            libraries_told(),
             backward_watched(self.position, self._before_backward, self._after_backward),
             self.position.hooked(),
             torch.enable_grad(),

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from maniple.capture.torch.emit import Emitter, Operand, broadcast_shape
 from maniple.capture.torch.table.create import index_along
+from maniple.capture.torch.table.views import padded, sliced
 from maniple.ir.program import Value
 
 NO_IGNORE: Final = -(2**62)
@@ -112,33 +113,51 @@ def _last(x: Value, dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return perm, tuple(perm.index(d) for d in range(x.type.rank))
 
 
-def _one_label(e: Emitter, x: Value, dim: int, index: Value) -> Value:
-    """Return an index tensor with one index along `dim` (and the other dims of `x`) as labels of `x` with `dim` last."""
-    expected = (*x.type.shape[:dim], 1, *x.type.shape[dim + 1 :])
-    if index.type.shape != expected:
-        raise NotImplementedError(f"an index of shape {list(index.type.shape)} where {list(expected)} is mapped")
-    return e.reshape(index, tuple(n for d, n in enumerate(x.type.shape) if d != dim))
+def _labels(e: Emitter, x: Value, dim: int, index: Value) -> tuple[tuple[int, ...], Value]:
+    """Return the order of dims in which `dim` is last, and the index as labels in that order: dims of `x`, then one of its own.
+
+    The index may be smaller than `x` in other dims: it then stands for the first part.
+    """
+    perm, _ = _last(x, dim)
+    if any(index.type.shape[d] > x.type.shape[d] for d in perm[:-1]):
+        raise NotImplementedError(f"an index of shape {list(index.type.shape)} into {list(x.type.shape)}")
+    return perm, e.transpose(index, perm)
 
 
 def _gather(e: Emitter, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     dim %= x.type.rank
-    labels = _one_label(e, x, dim, index)
-    picked = e("pick", e.transpose(x, _last(x, dim)[0]), labels, ignore_index=NO_IGNORE)
-    return e.reshape(picked, e.out.shape)
+    perm, labels = _labels(e, x, dim, index)
+    rows = e.transpose(x, perm)
+    for d, n in enumerate(labels.type.shape[:-1]):
+        rows = sliced(e, rows, d, 0, n)
+    *rest, k = labels.type.shape
+    n = x.type.shape[dim]
+    if k == 1:
+        labels = e.reshape(labels, rest)
+    else:
+        rows = e.expand(e.reshape(rows, (*rest, 1, n)), (*rest, k, n))
+    picked = e("pick", rows, labels, ignore_index=NO_IGNORE)
+    return e.transpose(e.reshape(picked, (*rest, k)), _last(x, dim)[1])
 
 
 def _scatter_add(e: Emitter, x: Value, dim: int, index: Value, source: Value) -> Value:
     dim %= x.type.rank
-    labels = _one_label(e, x, dim, index)
-    perm, back = _last(x, dim)
-    like = x.type.with_shape(tuple(x.type.shape[d] for d in perm))
-    spread = e("pick_grad", e.reshape(source, labels.type.shape), labels, like=like, ignore_index=NO_IGNORE)
-    return e("add", x, e.transpose(spread, back))
+    perm, labels = _labels(e, x, dim, index)
+    source = e.transpose(source, perm)
+    for d, n in enumerate(labels.type.shape):
+        source = sliced(e, source, d, 0, n)
+    like = x.type.with_shape((*labels.type.shape, x.type.shape[dim]))
+    spread = e.sum(e("pick_grad", source, labels, like=like, ignore_index=NO_IGNORE), (-2,))
+    for d, n in enumerate(labels.type.shape[:-1]):
+        spread = padded(e, spread, d, 0, x.type.shape[perm[d]] - n)
+    return e("add", x, e.transpose(spread, _last(x, dim)[1]))
 
 
 def _scatter(e: Emitter, x: Value, dim: int, index: Value, source: Operand) -> Value:
     dim %= x.type.rank
-    _one_label(e, x, dim, index)
+    expected = (*x.type.shape[:dim], 1, *x.type.shape[dim + 1 :])
+    if index.type.shape != expected:
+        raise NotImplementedError(f"an index of shape {list(index.type.shape)} where {list(expected)} is mapped")
     hits = e.elementwise("compare_eq", index_along(e, x.type.shape, dim), index)
     return e.select(hits, source, x, x.type.dtype)
 
