@@ -50,6 +50,7 @@ class Runner:
         outputs = {item.name: value for item, value in zip(captured.program.outputs, made, strict=True)}
         for name, slot in captured.slots.items():
             slot.set(outputs[name].clone())
+        captured.note_step()
         return captured.result.rebuild(outputs)
 
 

@@ -48,6 +48,8 @@ class Binding:
                 else:
                     live.detach().copy_(outputs[name])
 
+        self.captured.note_step()
+
     def result(self, outputs: Mapping[str, Tensor]) -> object:
         """Return what the user's step returns."""
         return self.captured.result.rebuild(outputs)

@@ -48,6 +48,11 @@ class Captured:
         """Return the numbers as they are now, by input name."""
         return {number.name: number.get() for number in self.numbers}
 
+    def note_step(self) -> None:
+        """Tell learning rate schedulers that the optimizers have stepped; they warn if they step first."""
+        for number in self.numbers:
+            number.optimizer._opt_called = True  # type: ignore[attr-defined]  # what LRScheduler looks for
+
     def broken_guard(self) -> str:
         """Return the condition that today's hyperparameters break, in words; empty if there is none."""
         values = self.hyperparameters() if self.guards else {}

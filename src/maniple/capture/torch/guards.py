@@ -16,6 +16,8 @@ Signature = tuple[tuple[str, Hashable], ...]
 """Pairs of what it is, in the user's words, and its value."""
 
 _PLAIN: Final = (bool, int, float, str)
+_IDENTITY: Final = "the objects that hold parameters and state"
+"""A captured program reads and writes these very objects, so that others in their place need a capture of their own."""
 
 
 def signature(step_fn: Callable[..., object], bound: Sequence[object], args: Sequence[object]) -> Signature:
@@ -49,6 +51,8 @@ def _batch(args: Sequence[object]) -> Iterator[tuple[str, Hashable]]:
 
 
 def _state(bound: Bound) -> Iterator[tuple[str, Hashable]]:
+    owners = (*bound.parameters.values(), *(item for _, item in (*bound.all_modules(), *bound.optimizers)))
+    yield _IDENTITY, tuple(map(id, owners))
     for name, parameter in bound.parameters.items():
         yield name, f"{_type_text(parameter)}{' requires_grad' if parameter.requires_grad else ''}"
     slots: list[Slot] = [*bound.buffers.values(), *bound.optimizer_slots()]
@@ -126,4 +130,4 @@ def _describe(key: str, was: Hashable, now: Hashable) -> str:
         for name in dict.fromkeys((*old, *new)):
             if old.get(name) != new.get(name):
                 return f"`{path}.{name}` was {old.get(name)!r}, is {new.get(name)!r}"
-    return f"`{key}` was {was}, is {now}"
+    return f"{key} are others" if key == _IDENTITY else f"`{key}` was {was}, is {now}"
