@@ -17,7 +17,7 @@ from maniple.ops import CATALOG, Builder, definition
 from maniple.ops.collectives import COMMUNICATING
 from maniple.shard.classes import BatchRegions, Weights, is_step
 from maniple.shard.cost import CostModel
-from maniple.shard.follow import is_free
+from maniple.shard.follow import free_axes
 from maniple.shard.layouts import Layouts
 from maniple.shard.options import Along, Option, Split, following, making, pending_options, replicated, split_factor
 from maniple.shard.propagate import along, propagate
@@ -57,10 +57,10 @@ class Choices:
         """
         self.program, self.ways, self.regions = program, ways, regions
         self._expansion = _Expansion(axis, ways, cost)
-        self.free: dict[object, bool] = {}
+        self.free: dict[Value, frozenset[str]] = {}
         self.ops = tuple(op for op in program.ops if is_step(op))
         for op in self.ops:
-            self.free.update(dict.fromkeys(op.results, is_free(op, self.free)))
+            self.free.update(dict.fromkeys(op.results, free_axes(op, (axis,), lambda _value, _axis: False, self.free)))
         self.pinned = self._pinned(pins)
         self.weights = Weights(program, {value for value, layout in self.pinned.items() if not isinstance(layout, Split)})
         self._rules = {op: definition(op.name).factors(op) for op in self.ops}

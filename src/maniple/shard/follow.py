@@ -7,11 +7,11 @@ compute its share, and, if it leaves a partial result, the time to combine that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from maniple.base.types import TensorType
-from maniple.ir.program import Op
+from maniple.ir.program import Op, Value
 from maniple.mesh.sharding import Pending
 from maniple.ops import definition
 from maniple.shard.cost import CostModel
@@ -109,14 +109,22 @@ def _only_views_weak(op: Op, operands: Sequence[Operand]) -> bool:
     return max(v.type.num_elements for v in op.results) <= max((v.type.num_elements for v in op.operands), default=0)
 
 
-def is_free(op: Op, free: Mapping[object, bool]) -> bool:
-    """Return whether any layout of the op's results can be made again on the spot rather than moved.
+def free_axes(op: Op, axes: Iterable[str], is_whole: Callable[[Value, str], bool], free: Mapping[Value, frozenset[str]]) -> frozenset[str]:
+    """Return the axes along which the op's result can be made again in any split, on the spot, rather than moved.
 
-    That is so for ops of cheap rows, and for elementwise and data-moving ops, when the same holds of all operands of a rank above 0.
+    Ops of cheap rows can where their operands are whole along the axis; elementwise and data-moving ops where their operands can.
+
+    Args:
+        op: the op.
+        axes: all axes.
+        is_whole: whether a value is at hand unsplit along an axis.
+        free: axes of earlier values.
     """
     row = definition(op.name)
-    if row.is_contraction or len(op.results) != 1 or op.regions or (row.decompose is not None):
-        return False
-    if not row.is_cheap and not op.operands:
-        return False
-    return all(v.type.rank == 0 or free.get(v, False) for v in op.operands)
+    if row.is_contraction or len(op.results) != 1 or op.regions or row.decompose is not None or not (row.is_cheap or op.operands):
+        return frozenset()
+
+    def movable(value: Value, axis: str) -> bool:
+        return value.type.rank == 0 or axis in free.get(value, ()) or (row.is_cheap and is_whole(value, axis))
+
+    return frozenset(axis for axis in axes if all(movable(v, axis) for v in op.operands))

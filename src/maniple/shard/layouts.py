@@ -17,7 +17,8 @@ class Layouts:
     Attributes:
         inputs: layout of each input, by name; replicated where nothing is said. State created by the program finds its layout here too.
         options: for each axis the choices of a solver; ops without one follow their operands.
-        gradients: dim and part that split a parameter's gradient from the moment it is made (`zero=2`), by parameter name.
+        gradients: dim and part that split a parameter's gradient in the update (`zero=1` and up), by parameter name.
+        splits_gradients_at_once: whether they are split from the moment they are made (`zero=2` and up).
         gathered: parameters stored split along `gather_axis` and gathered for each use outside the update (`zero=3`).
         gather_axis: the axis of the above.
         pins: layouts of values, by value name, that the user fixed.
@@ -28,6 +29,7 @@ class Layouts:
     order: tuple[str, ...]
     options: Mapping[str, Mapping[Op, Option]] = field(default_factory=dict)
     gradients: Mapping[str, tuple[int, AxisPart]] = field(default_factory=dict)
+    splits_gradients_at_once: bool = False
     gathered: frozenset[str] = frozenset()
     gather_axis: str = ""
     pins: Mapping[str, Sharding] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from maniple.ir.program import Input, Op, Output, Program, Value, sorted_attrs
 from maniple.mesh import AxisPart, Mesh, Sharding
 from maniple.ops import CATALOG, Builder, FactorRule, definition
 from maniple.shard.cost import CostModel
-from maniple.shard.follow import Operand, follow, is_free
+from maniple.shard.follow import Operand, follow, free_axes
 from maniple.shard.layouts import Layouts
 from maniple.shard.options import Along, Option, Split, making, replicated
 from maniple.shard.reshard import reshard
@@ -42,7 +42,7 @@ class _Propagation:
         self.versions: dict[Value, Versions] = {}
         self.home: dict[Value, Sharding] = {}
         self.weak: set[Value] = set()
-        self.free: dict[object, bool] = {}
+        self.free: dict[Value, frozenset[str]] = {}
         self.maker: dict[Value, Op] = {}
         self.ops: list[Op] = []
         self.reasons: dict[Value, tuple[str, Location | None]] = {}
@@ -71,6 +71,9 @@ class _Propagation:
 
     def place(self, op: Op) -> None:
         """Choose layouts for `op`, bring the operands into place and emit it."""
+        if op.phase == "update":
+            for value in op.operands:
+                self.split_gradient(value, op)
         chosen = {axis: self.choose(op, axis) for axis in self.mesh.names if self.mesh.size(axis) > 1}
         if any(option.expands for option in chosen.values()):
             self.expand(op)
@@ -101,9 +104,10 @@ class _Propagation:
             local *= n
         num_bytes = value.type.num_bytes / max(value.type.num_elements, 1) * local
         weak = value in self.weak and axis == self.layouts.gather_axis and op.phase != "update"
-        if self.free.get(value):
+        is_free = axis in self.free.get(value, ())
+        if is_free:
             found = frozenset({along(self.home[value], axis)})
-        return Operand(found, num_bytes, weak, self.free.get(value, False))
+        return Operand(found, num_bytes, weak, is_free)
 
     def expand(self, op: Op) -> None:
         """Place the op's decomposition instead of the op."""
@@ -184,7 +188,8 @@ class _Propagation:
 
     def note(self, op: Op) -> None:
         """Record what follows from `op` for later uses of its results."""
-        self.free.update(dict.fromkeys(op.results, is_free(op, self.free)))
+        found = free_axes(op, self.mesh.names, lambda v, axis: along(self.home[v], axis) is None, self.free)
+        self.free.update(dict.fromkeys(op.results, found))
         axis = self.layouts.gather_axis
         if axis and op.phase != "update" and any(v in self.weak for v in op.operands):
             self.weak.update(v for v in op.results if isinstance(along(self.home[v], axis), Split)
@@ -193,12 +198,20 @@ class _Propagation:
     def pin(self, value: Value, op: Op) -> None:
         """Bring a value that the strategy pins into its layout at once, and forget the others."""
         target = self.layouts.pins.get(value.name)
-        for dim, part in self.pinned.get(value, ()):
-            bare = self.home[value].without(part.axis)
-            target = bare.split(dim, part)
         if target is not None:
-            new = self.need(value, target, op)
-            self.versions[value], self.home[value] = {target: new}, target
+            self.move(value, target, op)
+        if self.layouts.splits_gradients_at_once and op.phase != "update":
+            self.split_gradient(value, op)
+
+    def split_gradient(self, value: Value, op: Op) -> None:
+        """Split a gradient as its parameter's optimizer state is split, and forget other layouts of it."""
+        for dim, part in self.pinned.pop(value, ()):
+            self.move(value, self.home[value].without(part.axis).split(dim, part), op)
+
+    def move(self, value: Value, target: Sharding, op: Op) -> None:
+        """Make `target` the one layout of `value`."""
+        new = self.need(value, target, op)
+        self.versions[value], self.home[value] = {target: new}, target
 
     def output(self, item: Output) -> Output:
         """Return the output, laid out as the state it replaces; other results whole."""
@@ -212,7 +225,7 @@ class _Propagation:
         versions = self.versions[value]
         if target in versions:
             return versions[target]
-        if self.free.get(value) and not target.pending:
+        if self.can_remake(value, target):
             made = self.remake(value, target)
             if made is not None:
                 return made
@@ -247,6 +260,12 @@ class _Propagation:
         if user is None:
             return f"leaves the step as {target}", None
         return f"{user.name} takes {target}, not {current.sharding}", user.location
+
+    def can_remake(self, value: Value, target: Sharding) -> bool:
+        """Return whether `value` may be made again as `target` from operands that are at hand."""
+        free = self.free.get(value)
+        home = self.home[value]
+        return bool(free) and not target.pending and all(a in free or along(home, a) == along(target, a) for a in self.mesh.names)
 
     def remake(self, value: Value, target: Sharding) -> Value | None:
         """Make `value` again in layout `target` instead of moving it; None if its op cannot be split that way."""

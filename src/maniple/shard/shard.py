@@ -107,7 +107,7 @@ def _layouts(
         if name not in inputs and parameter in parameters and kind.shape == parameters[parameter].shape:
             inputs[name] = divided[parameter] if strategy.zero >= 1 else inputs[parameter]
     gradients = {}
-    if strategy.zero >= 2:
+    if strategy.zero >= 1:
         for name in parameters:
             found = divided[name].along(DATA_AXIS)
             if isinstance(found, tuple):
@@ -118,6 +118,7 @@ def _layouts(
         order=(*(axis for axis in mesh.names if axis != DATA_AXIS), *((DATA_AXIS,) if dp > 1 else ())),
         options={TENSOR_AXIS: solution.options} if solution else {},
         gradients=gradients,
+        splits_gradients_at_once=strategy.zero >= 2,
         gathered=frozenset(n for n in parameters if n not in chosen) if strategy.zero >= 3 and dp > 1 else frozenset(),
         gather_axis=DATA_AXIS if strategy.zero >= 3 and dp > 1 else "",
         pins={name: sharding for name, sharding in fixed.items() if name in values},
