@@ -76,7 +76,7 @@ class _Propagation:
                 self.split_gradient(value, op)
         chosen = {axis: self.choose(op, axis) for axis in self.mesh.names if self.mesh.size(axis) > 1}
         if any(option.expands for option in chosen.values()):
-            self.expand(op)
+            self.expand(self.as_decided(op))
             return
         operands, results = self.compatible(op, chosen)
         new = tuple(self.need(v, s, op) for v, s in zip(op.operands, operands, strict=True))
@@ -108,6 +108,22 @@ class _Propagation:
         if is_free:
             found = frozenset({along(self.home[value], axis)})
         return Operand(found, num_bytes, weak, is_free)
+
+    def as_decided(self, op: Op) -> Op:
+        """Return `op` on operands brought into the layouts that solvers decided; other axes lie as they do."""
+        decided = {axis: options[op] for axis, options in self.layouts.options.items() if op in options}
+        operands = []
+        for i, value in enumerate(op.operands):
+            target = self.home[value]
+            for axis, option in decided.items():
+                if along(target, axis) != option.operands[i]:
+                    target = lay(target.without(axis), axis, option.operands[i])
+            if target != self.home[value]:
+                moved = Value(value.name, value.type)
+                self.versions[moved], self.home[moved] = {target: self.need(value, target, op)}, target
+                value = moved
+            operands.append(value)
+        return replace(op, operands=tuple(operands))
 
     def expand(self, op: Op) -> None:
         """Place the op's decomposition instead of the op."""
@@ -161,10 +177,7 @@ class _Propagation:
         """Return the sharding that has these layouts along these axes."""
         sharding = Sharding.replicated(value.type.rank)
         for axis, layout in layouts:
-            if isinstance(layout, Split):
-                sharding = sharding.split(layout.dim, AxisPart(axis, layout.blocks, layout.unit))
-            elif layout is not None:
-                sharding = sharding.with_pending(axis, layout)
+            sharding = lay(sharding, axis, layout)
         return sharding
 
     def emit(self, op: Op, operands: tuple[Value, ...], results: Sequence[Sharding], chosen: Mapping[str, Option]) -> None:
@@ -299,6 +312,13 @@ class _Propagation:
         count = self.names.get(stem, 0)
         self.names[stem] = count + 1
         return Value(f"{stem}~{count}" if count else stem, value.type, sharding)
+
+
+def lay(sharding: Sharding, axis: str, layout: Along) -> Sharding:
+    """Return `sharding` with `axis`, over which it is replicated, laid out as `layout`."""
+    if isinstance(layout, Split):
+        return sharding.split(layout.dim, AxisPart(axis, layout.blocks, layout.unit))
+    return sharding if layout is None else sharding.with_pending(axis, layout)
 
 
 def along(sharding: Sharding, axis: str) -> Along:
