@@ -115,7 +115,7 @@ def _elementwise() -> list[Sample]:
         *unary,
         *binary,
         sample("power", f(5, 2, low=0.1), f(5, 2)),
-        sample("power", f(5, 2), f(low=2.0, high=2.000001) ),
+        sample("power", f(5, 2), f(low=2.0, high=2.000001)),
         *(sample(name, i(5, 2), i(5, 2)) for name in ("and", "or", "xor")),
         *(sample(name, b(5, 2), b()) for name in ("and", "or", "xor", "maximum", "minimum", "compare_eq")),
         sample("not", b(5, 2)),

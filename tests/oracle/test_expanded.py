@@ -40,8 +40,7 @@ def test_expanded(sample: Sample, ways: int) -> None:
         assert option.expands == (factor in rule.whole)
         layouts = Layouts(
             inputs={
-                item.name: sharding_of(item.value.type.rank, along)
-                for item, along in zip(program.inputs, option.operands, strict=True)
+                item.name: sharding_of(item.value.type.rank, along) for item, along in zip(program.inputs, option.operands, strict=True)
             },
             order=("x",),
             options={"x": {op: option}},

@@ -33,11 +33,14 @@ class Plan:
     def problems(self) -> tuple[str, ...]:
         """Return what the independent checkers of layouts and of dependences find wrong; nothing if the plan is right."""
         found = []
-        for check in (lambda: verify_sharded(self.sharded.program, self.sharded.mesh), lambda: check_dependences(self.graph)):
-            try:
-                check()
-            except VerifyError as error:
-                found.append(str(error))
+        try:
+            verify_sharded(self.sharded.program, self.sharded.mesh)
+        except VerifyError as error:
+            found.append(str(error))
+        try:
+            check_dependences(self.graph)
+        except VerifyError as error:
+            found.append(str(error))
         return tuple(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from maniple.api.compile import Plan, compile_program
 from maniple.api.frontends import detect, frontend
@@ -23,17 +24,17 @@ def explain(config: ExplainConfig, listener: Listener = ignore) -> ExplainReport
     """
     listener(PhaseStarted("capture"))
     program = steady_program(config)
-    common = {"model": config.workload.model, "strategy": str(config.strategy), "stage": config.stage}
+    report = ExplainReport(model=config.workload.model, strategy=str(config.strategy), stage=config.stage)
     if config.stage == "program":
         program = dce(cse(program))
-        return ExplainReport(**common, text=print_program(program), num_ops=len(program.ops))
+        return replace(report, text=print_program(program), num_ops=len(program.ops))
     listener(PhaseStarted("compile"))
     plan = compile_program(program, config.strategy)
     sharded = plan.sharded.program
-    texts = {None: lambda: "", "sharded": lambda: print_program(sharded), "tasks": lambda: print_taskgraph(plan.graph)}
-    return ExplainReport(
-        **common,
-        text=texts[config.stage](),
+    text = print_program(sharded) if config.stage == "sharded" else print_taskgraph(plan.graph) if config.stage == "tasks" else ""
+    return replace(
+        report,
+        text=text,
         num_ops=len(sharded.ops),
         num_tasks=len(plan.graph.tasks),
         communication=tuple(_rows(plan)),
@@ -49,17 +50,17 @@ def steady_program(config: ExplainConfig) -> Program:
     from maniple.models import load
 
     given = config.workload
-    workload = load(
-        given.model, batch=given.batch, seq=given.seq, dtype=given.dtype, dropout=given.dropout, seed=given.seed, fake=True
-    )
+    workload = load(given.model, batch=given.batch, seq=given.seq, dtype=given.dtype, dropout=given.dropout, seed=given.seed, fake=True)
     bound, args = (workload.model, workload.optimizer), (workload.batch,)
     adapter = frontend(detect(bound))
     first = adapter.capture(workload.step, bound, args)
     binding = adapter.Binding(first)
     if not binding.creates_state:
-        return first.program
+        program: Program = first.program
+        return program
     binding.create_fake_state()
-    return adapter.capture(workload.step, bound, args).program
+    steady: Program = adapter.capture(workload.step, bound, args).program
+    return steady
 
 
 def _rows(plan: Plan) -> list[CommunicationRow]:

@@ -109,9 +109,7 @@ class Step:
         return done
 
 
-def parallelize(
-    function: Callable[..., Any], *bound: Any, strategy: str | Strategy = "", engine: str = "reference"
-) -> Step:
+def parallelize(function: Callable[..., Any], *bound: Any, strategy: str | Strategy = "", engine: str = "reference") -> Step:
     """Return `function` run on the devices of `strategy`.
 
     Args:

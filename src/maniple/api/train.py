@@ -30,9 +30,7 @@ def train(config: TrainConfig, listener: Listener = ignore) -> TrainReport:
     runs = [_run(name, workload, step, config.steps, listener)]
     if config.compare:
         other = fresh()
-        runs.append(
-            _run("PyTorch eager, one device", other, lambda b: other.step(other.model, other.optimizer, b), config.steps, listener)
-        )
+        runs.append(_run("PyTorch eager, one device", other, lambda b: other.step(other.model, other.optimizer, b), config.steps, listener))
     differences = [abs(a - b) for a, b in zip(runs[0].losses, runs[-1].losses, strict=True)]
     return TrainReport(
         model=given.model,

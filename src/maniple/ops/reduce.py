@@ -115,11 +115,7 @@ def _dot_factors(op: Op) -> FactorRule:
         side.update({d: (f"{letter}{number}",) for number, d in enumerate(dims)})
         free += [side[d] for d in dims]
     operands = tuple(tuple(side[d] for d in range(len(side))) for side in (lhs, rhs))
-    sizes = {
-        dim[0]: n
-        for value, named in zip(op.operands, operands, strict=True)
-        for dim, n in zip(named, value.type.shape, strict=True)
-    }
+    sizes = {dim[0]: n for value, named in zip(op.operands, operands, strict=True) for dim, n in zip(named, value.type.shape, strict=True)}
     return FactorRule(operands, ((*batch, *free),), sizes)
 
 

@@ -109,7 +109,5 @@ def reshape_factors(op: Op) -> FactorRule:
     return FactorRule((sides[0],), (sides[1],), sizes, frozenset(whole))
 
 
-RESHAPE: tuple[OpDef, ...] = (
-    OpDef("reshape", infer_reshape, reshape_factors, linear_in({0}), lambda _op: 0, moves_data=True),
-)
+RESHAPE: tuple[OpDef, ...] = (OpDef("reshape", infer_reshape, reshape_factors, linear_in({0}), lambda _op: 0, moves_data=True),)
 """The one op that changes how elements are grouped into dims."""

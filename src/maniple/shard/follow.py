@@ -54,9 +54,7 @@ def follow(op: Op, operands: Sequence[Operand], ways: int, cost: CostModel) -> O
 
 def _bytes_like(kind: TensorType, op: Op, operands: Sequence[Operand]) -> float:
     """Return the bytes of a result, divided by the other axes as much as the most divided operand is."""
-    shares = [
-        have.num_bytes / v.type.num_bytes for v, have in zip(op.operands, operands, strict=True) if v.type.num_bytes
-    ]
+    shares = [have.num_bytes / v.type.num_bytes for v, have in zip(op.operands, operands, strict=True) if v.type.num_bytes]
     return kind.num_bytes * min(shares, default=1.0)
 
 

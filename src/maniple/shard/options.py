@@ -76,9 +76,7 @@ def canonical(n: int, blocks: int, unit: int, ways: int) -> tuple[int, int]:
     return blocks, unit
 
 
-def split_factor(
-    op: Op, rule: FactorRule, factor: str, ways: int, *, blocks: int = 1, unit: int = 1
-) -> Option | None:
+def split_factor(op: Op, rule: FactorRule, factor: str, ways: int, *, blocks: int = 1, unit: int = 1) -> Option | None:
     """Return the option that splits `factor`, itself seen as `blocks x m x unit`; None if that cannot be.
 
     A factor in `rule.whole` gives an option that expands, if the op has a decomposition.
@@ -104,15 +102,12 @@ def split_factor(
     missing: Along = None if expands else rule.reduce.get(factor, "sum")
     in_operands = any(layout is not None for layout in operands)
     results = tuple(
-        along(dims, v.type.shape) or (missing if in_operands else None)
-        for dims, v in zip(rule.results, op.results, strict=True)
+        along(dims, v.type.shape) or (missing if in_operands else None) for dims, v in zip(rule.results, op.results, strict=True)
     )
     return Option(factor, operands, results, expands)
 
 
-def factors_of(
-    rule: FactorRule, dims: tuple[Dim, ...], shape: Sequence[int], split: Split, ways: int
-) -> Iterator[tuple[str, int, int]]:
+def factors_of(rule: FactorRule, dims: tuple[Dim, ...], shape: Sequence[int], split: Split, ways: int) -> Iterator[tuple[str, int, int]]:
     """Yield each (factor, blocks, unit) whose split lays a value with these dims out as `split`."""
     dim = dims[split.dim]
     n = shape[split.dim]

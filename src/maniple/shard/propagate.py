@@ -7,12 +7,12 @@ anew for each use, so that the gathered copy lives no longer than the use. Contr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from maniple.base.errors import ShardingError
 from maniple.base.location import Location
-from maniple.base.types import TensorType
 from maniple.ir.program import Input, Op, Output, Program, Value, sorted_attrs
 from maniple.mesh import AxisPart, Mesh, Sharding
 from maniple.ops import CATALOG, Builder, FactorRule, definition
@@ -99,10 +99,7 @@ class _Propagation:
         """Return in which layouts along `axis` the value exists."""
         found = frozenset(along(sharding, axis) for sharding in self.versions[value])
         home = self.home[value].without(axis)
-        local = 1
-        for n in home.local_shape(value.type.shape, self.mesh):
-            local *= n
-        num_bytes = value.type.num_bytes / max(value.type.num_elements, 1) * local
+        num_bytes = value.type.with_shape(home.local_shape(value.type.shape, self.mesh)).num_bytes
         weak = value in self.weak and axis == self.layouts.gather_axis and op.phase != "update"
         is_free = axis in self.free.get(value, ())
         if is_free:
@@ -118,11 +115,10 @@ class _Propagation:
             for axis, option in decided.items():
                 if along(target, axis) != option.operands[i]:
                     target = lay(target.without(axis), axis, option.operands[i])
-            if target != self.home[value]:
-                moved = Value(value.name, value.type)
+            moved = value if target == self.home[value] else Value(value.name, value.type)
+            if moved is not value:
                 self.versions[moved], self.home[moved] = {target: self.need(value, target, op)}, target
-                value = moved
-            operands.append(value)
+            operands.append(moved)
         return replace(op, operands=tuple(operands))
 
     def expand(self, op: Op) -> None:
@@ -153,23 +149,24 @@ class _Propagation:
         return operands, results
 
     def fits(self, op: Op, rule: FactorRule, axes: Sequence[str], chosen: Mapping[str, Option]) -> bool:
-        """Return whether the options along `axes` can hold at once."""
-        sides = [(v, dims, [(a, chosen[a].operands[i]) for a in axes])
-                 for i, (v, dims) in enumerate(zip(op.operands, rule.operands, strict=True))]
-        sides += [(v, dims, [(a, chosen[a].results[i]) for a in axes])
-                  for i, (v, dims) in enumerate(zip(op.results, rule.results, strict=True))]
-        for value, dims, layouts in sides:
-            for at, dim in enumerate(dims):
-                splits = [(a, split) for a, split in layouts if isinstance(split, Split) and split.dim == at]
-                if len(splits) < 2:
-                    continue
-                if len({(s.blocks, s.unit) for _, s in splits}) > 1:
+        """Return whether the options along `axes` can hold at once: axes that split one dim must cut it into the same blocks and units.
+
+        In a dim of several factors they must also divide the factor evenly, so that every boundary falls between its elements.
+        """
+        layouts = {axis: (*chosen[axis].operands, *chosen[axis].results) for axis in axes}
+        sides = zip((*op.operands, *op.results), (*rule.operands, *rule.results), strict=True)
+        for i, (value, dims) in enumerate(sides):
+            splits: dict[int, list[tuple[str, Split]]] = {}
+            for axis in axes:
+                layout = layouts[axis][i]
+                if isinstance(layout, Split):
+                    splits.setdefault(layout.dim, []).append((axis, layout))
+            for at, shared in splits.items():
+                if len({(split.blocks, split.unit) for _, split in shared}) > 1:
                     return False
-                ways = 1
-                for axis, _ in splits:
-                    ways *= self.mesh.size(axis)
-                factor = rule.sizes[chosen[splits[0][0]].name] if chosen[splits[0][0]].name in rule.sizes else 0
-                if len(dim) > 1 and (factor % ways or value.type.shape[at] % ways):
+                ways = math.prod(self.mesh.size(axis) for axis, _ in shared)
+                size = rule.sizes.get(chosen[shared[0][0]].name, 0)
+                if len(shared) > 1 and len(dims[at]) > 1 and (size % ways or value.type.shape[at] % ways):
                     return False
         return True
 
@@ -205,8 +202,11 @@ class _Propagation:
         self.free.update(dict.fromkeys(op.results, found))
         axis = self.layouts.gather_axis
         if axis and op.phase != "update" and any(v in self.weak for v in op.operands):
-            self.weak.update(v for v in op.results if isinstance(along(self.home[v], axis), Split)
-                             and all(o in self.weak or not o.type.rank for o in op.operands))
+            self.weak.update(
+                v
+                for v in op.results
+                if isinstance(along(self.home[v], axis), Split) and all(o in self.weak or not o.type.rank for o in op.operands)
+            )
 
     def pin(self, value: Value, op: Op) -> None:
         """Bring a value that the strategy pins into its layout at once, and forget the others."""
@@ -276,7 +276,7 @@ class _Propagation:
 
     def can_remake(self, value: Value, target: Sharding) -> bool:
         """Return whether `value` may be made again as `target` from operands that are at hand."""
-        free = self.free.get(value)
+        free = self.free.get(value, frozenset())
         home = self.home[value]
         return bool(free) and not target.pending and all(a in free or along(home, a) == along(target, a) for a in self.mesh.names)
 
@@ -328,8 +328,3 @@ def along(sharding: Sharding, axis: str) -> Along:
         dim, part = found
         return Split(dim, part.blocks, part.unit)
     return found
-
-
-def local_bytes(kind: TensorType, sharding: Sharding, mesh: Mesh) -> int:
-    """Return the bytes that the first device holds of a value."""
-    return kind.with_shape(sharding.local_shape(kind.shape, mesh)).num_bytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,9 +22,7 @@ class Change:
     after: Sharding
 
 
-def reshard(
-    source: Sharding, target: Sharding, kind: TensorType, mesh: Mesh, cost: CostModel
-) -> tuple[tuple[Change, ...], float]:
+def reshard(source: Sharding, target: Sharding, kind: TensorType, mesh: Mesh, cost: CostModel) -> tuple[tuple[Change, ...], float]:
     """Return the cheapest sequence of changes from `source` to `target`, and its time in seconds.
 
     Shortest path over the layouts that differ from `source` only where `target` does.
@@ -58,7 +55,7 @@ def change_s(before: Sharding, change: Change, kind: TensorType, mesh: Mesh, cos
 def change_bytes(before: Sharding, change: Change, kind: TensorType, mesh: Mesh) -> int:
     """Return the bytes that the first device holds of the operand; of the result for all_gather."""
     held = change.after if change.kind == "all_gather" else before
-    return kind.num_bytes // max(kind.num_elements, 1) * math.prod(held.local_shape(kind.shape, mesh))
+    return kind.with_shape(held.local_shape(kind.shape, mesh)).num_bytes
 
 
 def changes(layout: Sharding, target: Sharding) -> Iterator[Change]:

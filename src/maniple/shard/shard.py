@@ -49,7 +49,7 @@ def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -
     tensors |= {item.name: item.value.type for item in program.inputs}
     pinned = strategy.pinned(tensors) if strategy.pins else {}
     batch = _batch_layouts(program, strategy.size(DATA_AXIS))
-    fixed = batch | placed | {name: sharding for name, sharding in pinned.items()}
+    fixed = batch | placed | pinned
     solution = None
     if strategy.size(TENSOR_AXIS) > 1:
         chosen = {name: _along(sharding, TENSOR_AXIS) for name, sharding in {**placed, **pinned}.items()}
@@ -80,16 +80,10 @@ def _batch_layouts(program: Program, ways: int) -> dict[str, Sharding]:
     if rows < ways:
         name = next(iter(tensors))
         raise StrategyError(f"dp={ways} is more ways than {name} has rows: {rows}", hint=f"dp={rows} or a larger batch")
-    return {
-        name: Sharding.replicated(kind.rank).split(0, AxisPart(DATA_AXIS))
-        for name, kind in tensors.items()
-        if kind.shape[0] == rows
-    }
+    return {name: Sharding.replicated(kind.rank).split(0, AxisPart(DATA_AXIS)) for name, kind in tensors.items() if kind.shape[0] == rows}
 
 
-def _layouts(
-    program: Program, strategy: Strategy, solution: Solution | None, fixed: Mapping[str, Sharding], chosen: set[str]
-) -> Layouts:
+def _layouts(program: Program, strategy: Strategy, solution: Solution | None, fixed: Mapping[str, Sharding], chosen: set[str]) -> Layouts:
     """Return the layouts of all inputs, with what ZeRO adds."""
     mesh, dp, inputs = strategy.mesh, strategy.size(DATA_AXIS), dict(fixed)
     parameters = {item.name: item.value.type for item in program.inputs if item.kind == "parameter"}
@@ -101,10 +95,12 @@ def _layouts(
     for item in program.inputs:
         if item.kind == "buffer" and item.name not in inputs:
             inputs[item.name] = _tensor_parallel(item.name, item.value.type, solution)
-    states = {item.name: item.value.type for item in (*program.inputs, *program.outputs) if item.name.startswith("optimizer.")}
+    states = {item.name: item.value.type for item in program.inputs if item.kind == "optimizer"}
+    known = {item.name for item in program.inputs}
+    states |= {item.name: item.value.type for item in program.outputs if item.name not in known}
     for name, kind in states.items():
-        parameter = name.split(".", 2)[2]
-        if name not in inputs and parameter in parameters and kind.shape == parameters[parameter].shape:
+        parameter = _parameter_of(name, parameters)
+        if name not in inputs and parameter and kind.shape == parameters[parameter].shape:
             inputs[name] = divided[parameter] if strategy.zero >= 1 else inputs[parameter]
     gradients = {}
     if strategy.zero >= 1:
@@ -123,6 +119,13 @@ def _layouts(
         gather_axis=DATA_AXIS if strategy.zero >= 3 and dp > 1 else "",
         pins={name: sharding for name, sharding in fixed.items() if name in values},
     )
+
+
+def _parameter_of(state: str, parameters: Mapping[str, TensorType]) -> str:
+    """Return the parameter that optimizer state of this name belongs to, empty if none: the name ends with the parameter's."""
+    words = state.split(".")
+    tails = (".".join(words[at:]) for at in range(2, len(words)))
+    return next((tail for tail in tails if tail in parameters), "")
 
 
 def _tensor_parallel(name: str, kind: TensorType, solution: Solution | None) -> Sharding:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from maniple.base.location import Location
-from maniple.ir.program import Op, Phase, Program
+from maniple.ir.program import Op, Phase, Program, Value
 from maniple.mesh import Mesh, Sharding
 from maniple.ops import definition
 from maniple.ops.collectives import COMMUNICATING, LOCAL
@@ -37,13 +37,17 @@ def communication(program: Program, mesh: Mesh) -> Iterator[Communication]:
     """Yield the collectives of a sharded program, in program order."""
     for op in program.ops:
         if op.name in COMMUNICATING:
-            source, target = op.operands[0].sharding, op.results[0].sharding
-            assert source is not None and target is not None
+            source, target = layout(op.operands[0]), layout(op.results[0])
             axis = str(op.attr("axis"))
             num_bytes = change_bytes(source, Change(op.name, axis, target), op.operands[0].type, mesh)
             why = str(dict(op.attrs).get("why", ""))
             stem = op.operands[0].name.partition("~")[0]
             yield Communication(op.name, stem, op.operands[0].type.shape, axis, num_bytes, op.phase, why, op.location)
+
+
+def layout(value: Value) -> Sharding:
+    """Return the layout of a value of a sharded program; where nothing is said it is replicated."""
+    return value.sharding or Sharding.replicated(value.type.rank)
 
 
 def totals(program: Program, mesh: Mesh) -> dict[str, dict[str, int]]:
@@ -64,8 +68,7 @@ def undivided(program: Program, mesh: Mesh) -> Iterator[Op]:
         if op.name in COMMUNICATING | LOCAL or definition(op.name).flops(op) == 0:
             continue
         values = (*op.operands, *op.results)
-        layouts = [v.sharding or Sharding.replicated(v.type.rank) for v in values]
-        if any(v.type.rank for v in op.results) and not any(layout.axes for layout in layouts):
+        if any(v.type.rank for v in op.results) and not any(layout(v).axes for v in values):
             yield op
 
 
@@ -80,6 +83,4 @@ def undivided_by_axis(program: Program, mesh: Mesh) -> Mapping[str, list[tuple[s
             if axis not in used and any(v.type.rank for v in op.results):
                 count, flops = rows.get(op.name, (0, 0))
                 rows[op.name] = (count + 1, flops + definition(op.name).flops(op))
-    return {
-        axis: sorted(((name, *row) for name, row in rows.items()), key=lambda row: -row[2]) for axis, rows in table.items()
-    }
+    return {axis: sorted(((name, *row) for name, row in rows.items()), key=lambda row: -row[2]) for axis, rows in table.items()}

@@ -78,9 +78,7 @@ def _check_change(op: Op) -> None:
 
 
 def _check_axis(op: Op, rule: FactorRule, axis: str, ways: int) -> None:
-    operands = [
-        _Side(v, dims, _sharding(v).along(axis)) for v, dims in zip(op.operands, rule.operands, strict=True)
-    ]
+    operands = [_Side(v, dims, _sharding(v).along(axis)) for v, dims in zip(op.operands, rule.operands, strict=True)]
     results = [_Side(v, dims, _sharding(v).along(axis)) for v, dims in zip(op.results, rule.results, strict=True)]
     pending = [i for i, side in enumerate(operands) if isinstance(side.layout, str)]
     if pending:
@@ -92,14 +90,14 @@ def _check_axis(op: Op, rule: FactorRule, axis: str, ways: int) -> None:
             if side.layout is not None:
                 raise _wrong(op, axis, side, "is a partial result, though nothing was reduced over the axis")
         return
-    reasons = []
+    contradictions = []
     for factor in rule.factors:
-        reason = _try_factor(op, rule, factor, ways, operands, results)
-        if reason is None:
+        found = _try_factor(rule, factor, ways, operands, results)
+        if found is None:
             return
-        reasons.append(reason)
-    side, reason = max(reasons, key=lambda item: item[2])[:2] if reasons else (split[0], "is split")
-    raise _wrong(op, axis, side, reason)
+        contradictions.append(found)
+    closest, reason, _ = max(contradictions, key=lambda item: item[2]) if contradictions else (split[0], "is split", 0)
+    raise _wrong(op, axis, closest, reason)
 
 
 def _wrong(op: Op, axis: str, side: _Side, reason: str) -> VerifyError:
@@ -121,9 +119,7 @@ def _check_pending(op: Op, axis: str, operands: list[_Side], results: list[_Side
             raise _wrong(op, axis, side, "must be a partial result like the operand")
 
 
-def _try_factor(
-    op: Op, rule: FactorRule, factor: str, ways: int, operands: list[_Side], results: list[_Side]
-) -> tuple[_Side, str, int] | None:
+def _try_factor(rule: FactorRule, factor: str, ways: int, operands: list[_Side], results: list[_Side]) -> tuple[_Side, str, int] | None:
     """Return None if the op is right with `factor` split, else the side that contradicts, why, and how many sides agreed."""
     agreed = 0
     if factor in rule.whole:

@@ -103,7 +103,7 @@ def first_number(result: object) -> float | None:
 def snapshot(subject: Subject) -> dict[str, Tensor]:
     """Return copies of all state: parameters, buffers, optimizer state."""
     found: dict[str, Tensor] = {}
-    names = {parameter: name for name, parameter in subject.model.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in subject.model.named_parameters()}
     found.update({name: to_tensor("parameter", parameter) for parameter, name in names.items()})
     found.update({name: to_tensor("buffer", buffer) for name, buffer in subject.model.named_buffers()})
     for parameter, state in subject.optimizer.state.items():

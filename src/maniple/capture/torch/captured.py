@@ -64,9 +64,7 @@ class Captured:
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def capture(
-    step_fn: Callable[..., object], bound: Sequence[object], args: Sequence[object], *, promote_float64: bool = False
-) -> Captured:
+def capture(step_fn: Callable[..., object], bound: Sequence[object], args: Sequence[object], *, promote_float64: bool = False) -> Captured:
     """Return the training step `step_fn(*bound, *args)` as a program, without running it.
 
     The step is traced under fake tensors: nothing is computed, and parameters, buffers, gradients, optimizer state, random state

@@ -49,5 +49,3 @@ def _makes_shape(chain: list[BaseException]) -> bool:
     """Return whether the number came from an op whose result's shape depends on data."""
     text = " ".join(str(item) for item in chain)
     return "nonzero" in text or "masked_select" in text or "unique" in text
-
-

@@ -153,7 +153,11 @@ class OriginMode(TorchDispatchMode):
         return Origin(phase, here, is_loose)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None  # torch's protocol
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,  # torch's protocol
     ) -> Any:
         """Run `func` and mark its nodes; scalar arithmetic before it belongs to it."""
         origin = self.origin()

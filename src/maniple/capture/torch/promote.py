@@ -33,7 +33,11 @@ class PromoteFloat64(TorchDispatchMode):
     """
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None  # torch's protocol
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,  # torch's protocol
     ) -> Any:
         """Run `func` with dtypes promoted."""
         named = {key: _promoted(value) for key, value in (kwargs or {}).items()}

@@ -177,9 +177,7 @@ def _check_registered(
 
 
 @contextmanager
-def swapped_optimizers(
-    bound: Bound, tensors: Mapping[str, Tensor], numbers: Mapping[Number, torch.SymFloat]
-) -> Iterator[None]:
+def swapped_optimizers(bound: Bound, tensors: Mapping[str, Tensor], numbers: Mapping[Number, torch.SymFloat]) -> Iterator[None]:
     """Let optimizers hold traced parameters, state and numbers, and take their plain loops (no foreach, no fused kernels).
 
     Raises:

@@ -15,9 +15,7 @@ NO_IGNORE: Final = -(2**62)
 """An ignore_index that no label has."""
 
 
-def _embedding(
-    e: Emitter, table: Value, ids: Value, _padding: int = -1, _scale: bool = False, sparse: bool = False
-) -> Value:
+def _embedding(e: Emitter, table: Value, ids: Value, _padding: int = -1, _scale: bool = False, sparse: bool = False) -> Value:
     if sparse:
         raise NotImplementedError("sparse gradients")
     return e("embedding", table, ids)

@@ -42,9 +42,7 @@ def _nll(e: Emitter, x: Value, labels: Value, weight: Value | None, reduction: i
     return (e("divide", loss, total) if reduction == _MEAN else loss), total
 
 
-def _nll_backward(
-    e: Emitter, g: Value, x: Value, labels: Value, weight: Value | None, reduction: int, ignore: int, total: Value
-) -> Value:
+def _nll_backward(e: Emitter, g: Value, x: Value, labels: Value, weight: Value | None, reduction: int, ignore: int, total: Value) -> Value:
     rank = x.type.rank
     last = _classes_last(e, x)
     if reduction == _MEAN:

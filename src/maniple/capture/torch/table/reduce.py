@@ -100,9 +100,7 @@ def _std_mean(e: Emitter, x: Value, dims: Dims = None, *, correction: Number | N
     return e("sqrt", variance), average
 
 
-def _norm(
-    e: Emitter, x: Value, order: Number | None = 2, dims: int | Dims = None, keepdim: bool = False, *, dtype: object = None
-) -> Value:
+def _norm(e: Emitter, x: Value, order: Number | None = 2, dims: int | Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:
     order = 2 if order is None else order
     found = (dims,) if isinstance(dims, int) else dims or ()
     size = e("abs", e.cast(x, e.out.dtype))
