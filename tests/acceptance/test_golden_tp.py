@@ -1,0 +1,112 @@
+"""Acceptance: tensor parallelism without annotations is what people derived by hand for transformers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+from typing import Final
+
+import pytest
+
+from maniple.api import Plan, compile_program
+from maniple.api.explain import steady_program
+from maniple.commands import ExplainConfig, WorkloadConfig
+from maniple.ir.program import Program
+from maniple.mesh import Strategy
+from maniple.shard.summary import Communication, communication
+
+BATCH, SEQ, HIDDEN, VOCAB, LAYERS = 6, 20, 64, 128, 4  # no two products of these agree
+EMBEDDING: Final = {"gpt2": "wte.weight", "bert": "embeddings.word.weight", "llama": "embed.weight"}
+HEAD: Final = {"gpt2": "wte.weight", "bert": "embeddings.word.weight", "llama": "lm_head.weight"}
+BLOCK: Final = re.compile(r"(?:blocks|layers)\.(\d+)(?:\.|$)")
+
+
+@cache
+def captured(model: str) -> Program:
+    workload = WorkloadConfig(model=model, batch=BATCH, seq=SEQ)
+    return steady_program(ExplainConfig(workload=workload, strategy=Strategy.parse("")))
+
+
+@cache
+def plan(model: str, strategy: str) -> Plan:
+    return compile_program(captured(model), Strategy.parse(strategy))
+
+
+def along_tp(model: str, strategy: str) -> list[Communication]:
+    made = plan(model, strategy).sharded
+    return [item for item in communication(made.program, made.mesh) if item.axis == "tp"]
+
+
+def elements(item: Communication) -> int:
+    total = 1
+    for n in item.shape:
+        total *= n
+    return total
+
+
+def is_of_the_embedding(model: str, strategy: str, item: Communication) -> bool:
+    """Return whether a collective moves what the embedding makes, wherever it is first needed whole."""
+    made = {value.name.partition("~")[0]: op.name for value, op in plan(model, strategy).sharded.program.producers().items()}
+    return made.get(item.tensor) == "embedding"
+
+
+def block_of(item: Communication) -> int | None:
+    match = BLOCK.search(item.location.scope if item.location else "")
+    return int(match[1]) if match else None
+
+
+pytestmark = [
+    pytest.mark.parametrize("strategy", ["tp=2", "dp=2 tp=2"]),
+    pytest.mark.parametrize("model", ["gpt2", "llama", "bert"]),
+]
+
+
+def test_two_all_reduces_per_block_forward_and_two_backward(model: str, strategy: str) -> None:
+    large = [
+        item for item in along_tp(model, strategy)
+        if block_of(item) is not None and elements(item) >= BATCH * SEQ and not is_of_the_embedding(model, strategy, item)
+    ]  # fmt: skip
+    assert {(item.kind, elements(item)) for item in large} == {("all_reduce", BATCH * SEQ * HIDDEN)}, large
+    counts = Counter((block_of(item), item.phase) for item in large)
+    assert counts == {(block, phase): 2 for block in range(LAYERS) for phase in ("forward", "backward")}
+
+
+def test_outside_of_the_blocks_one_all_reduce_of_the_activations_each_way(model: str, strategy: str) -> None:
+    large = [item for item in along_tp(model, strategy) if block_of(item) is None and elements(item) == BATCH * SEQ * HIDDEN]
+    assert {item.kind for item in large} <= {"all_reduce"}
+    counts = Counter(item.phase for item in large)
+    assert counts["backward"] == 1
+    assert counts["forward"] <= 1
+
+
+def test_the_loss_is_taken_by_vocabulary(model: str, strategy: str) -> None:
+    assert not [item for item in along_tp(model, strategy) if elements(item) >= BATCH * SEQ * VOCAB]
+    program = plan(model, strategy).sharded.program
+    logits = [v for v in program.values() if v.type.num_elements == BATCH * SEQ * VOCAB and v.type.is_float]
+    assert logits
+    assert all(v.sharding is not None and "tp" in v.sharding.axes for v in logits)
+    (vocab_split,) = {v.type.shape[found[0]] for v in logits if v.sharding and isinstance(found := v.sharding.along("tp"), tuple)}
+    assert vocab_split == VOCAB
+
+
+def test_the_embedding_is_split_by_vocabulary_where_it_is_tied(model: str, strategy: str) -> None:
+    program = plan(model, strategy).sharded.program
+    for name in {EMBEDDING[model], HEAD[model]}:
+        value = program.input_named(name).value
+        assert value.sharding is not None
+        found = value.sharding.along("tp")
+        assert isinstance(found, tuple)
+        if name == HEAD[model]:
+            assert found[0] == 0
+            assert value.type.shape == (VOCAB, HIDDEN)
+
+
+def test_all_parameters_that_contract_are_divided(model: str, strategy: str) -> None:
+    program = plan(model, strategy).sharded.program
+    whole = [
+        item.name for item in program.inputs
+        if item.kind in ("parameter", "optimizer") and item.value.type.rank >= 2
+        and item.value.sharding is not None and "tp" not in item.value.sharding.axes
+    ]  # fmt: skip
+    assert whole == []
