@@ -67,7 +67,7 @@ def _rows(plan: Plan) -> list[CommunicationRow]:
     return [
         CommunicationRow(
             kind=item.kind,
-            tensor=f"%{item.tensor} [{','.join(map(str, item.shape))}]",
+            tensor=f"{item.tensor} [{','.join(map(str, item.shape))}]",
             axis=item.axis,
             bytes=item.num_bytes,
             phase=item.phase,

@@ -185,10 +185,13 @@ class _Propagation:
             self.settle(old, value)
             self.maker[old] = op
             if value.sharding is not None and value.sharding.pending:
-                factors = [f"{chosen[a].name}" for a, _ in value.sharding.pending if chosen[a].divides]
+                sizes = definition(op.name).factors(op).sizes
+                made = [
+                    f"{kind} over {chosen[a].name} ({sizes[chosen[a].name]})" for a, kind in value.sharding.pending if chosen[a].divides
+                ]
                 inherited = [self.reasons[v] for v in operands if v in self.reasons]
-                why = f"{op.name} reduces {', '.join(factors)}"
-                self.reasons[value] = (why, op.location) if factors or not inherited else inherited[0]
+                why = f"{', '.join(made)} in {op.name}"
+                self.reasons[value] = (why, op.location) if made or not inherited else inherited[0]
 
     def settle(self, old: Value, value: Value) -> None:
         """Record `value` as the first version of `old`."""
@@ -250,7 +253,7 @@ class _Propagation:
             if change.after in versions:
                 current = versions[change.after]
                 continue
-            why, location = self.why(current, target, user)
+            why, location = self.why(value, current, target, user)
             current = self.change(current, change.kind, change.axis, change.after, why, location, user)
             if keep:
                 versions[change.after] = current
@@ -266,12 +269,13 @@ class _Propagation:
             self.reasons[new] = self.reasons[current]
         return new
 
-    def why(self, current: Value, target: Sharding, user: Op | None) -> tuple[str, Location | None]:
+    def why(self, value: Value, current: Value, target: Sharding, user: Op | None) -> tuple[str, Location | None]:
         """Return why a layout changes, and the user's line that makes it so."""
         if current in self.reasons:
             return self.reasons[current]
         if user is None:
-            return f"leaves the step as {target}", None
+            made_by = self.maker.get(value)
+            return f"leaves the step as {target}", made_by.location if made_by else None
         return f"{user.name} takes {target}, not {current.sharding}", user.location
 
     def can_remake(self, value: Value, target: Sharding) -> bool:

@@ -18,6 +18,7 @@ class Communication:
     """One collective of a sharded program.
 
     Attributes:
+        tensor: the value as the program prints it, or the parameter whose gradient it is.
         num_bytes: bytes that a device holds of the operand; of the result for all_gather.
         why: the factor that was reduced, or the layouts that differ.
         location: the user's line that makes it necessary.
@@ -35,6 +36,7 @@ class Communication:
 
 def communication(program: Program, mesh: Mesh) -> Iterator[Communication]:
     """Yield the collectives of a sharded program, in program order."""
+    gradients = {value.name.partition("~")[0]: f"gradient of {name}" for name, value in program.gradients}
     for op in program.ops:
         if op.name in COMMUNICATING:
             source, target = layout(op.operands[0]), layout(op.results[0])
@@ -42,7 +44,8 @@ def communication(program: Program, mesh: Mesh) -> Iterator[Communication]:
             num_bytes = change_bytes(source, Change(op.name, axis, target), op.operands[0].type, mesh)
             why = str(dict(op.attrs).get("why", ""))
             stem = op.operands[0].name.partition("~")[0]
-            yield Communication(op.name, stem, op.operands[0].type.shape, axis, num_bytes, op.phase, why, op.location)
+            tensor = gradients.get(stem, f"%{stem}")
+            yield Communication(op.name, tensor, op.operands[0].type.shape, axis, num_bytes, op.phase, why, op.location)
 
 
 def layout(value: Value) -> Sharding:
