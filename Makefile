@@ -1,4 +1,4 @@
-# Everything runs from .venv, which `setup` makes; the stamp holds as long as pyproject.toml is older.
+# Everything runs from .venv, which `setup` makes; the stamp holds as long as pyproject.toml and constraints.txt are older.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
@@ -14,11 +14,11 @@ help: ## show this list
 
 setup: $(STAMP) ## make .venv with the pinned versions
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; name one with make PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[torch,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
 	@touch $@
 
 lint: setup ## style, types, layers
