@@ -14,7 +14,10 @@ FRONTENDS: Final = {"torch": "maniple.capture.torch"}
 KERNELS: Final = {"torch": "maniple.kernels.torch"}
 """Framework name -> module that compiles segments."""
 
-ENGINES: Final = {"reference": ("maniple.engine.reference", "ReferenceEngine")}
+ENGINES: Final = {
+    "reference": ("maniple.engine.reference", "ReferenceEngine"),
+    "realm": ("maniple.engine.realm", "RealmEngine"),
+}
 """Engine name -> module and class."""
 
 
@@ -44,10 +47,16 @@ def frontend(name: str) -> Any:
 def make_engine(name: str, framework: str) -> Any:
     """Return a new engine.
 
+    Args:
+        name: of the engine; for `realm` also with a number of processors, `realm:4`.
+        framework: whose kernels run the segments.
+
     Raises:
         EngineError: if there is no engine of that name.
     """
-    if name not in ENGINES:
-        raise EngineError(f"unknown engine {name!r}", hint="one of " + ", ".join(ENGINES))
-    module, cls = ENGINES[name]
-    return getattr(import_module(module), cls)(import_module(KERNELS[framework]).compile_program)
+    kind, _, processors = name.partition(":")
+    if kind not in ENGINES or (processors and (kind != "realm" or not processors.isdecimal())):
+        raise EngineError(f"unknown engine {name!r}", hint="one of " + ", ".join(ENGINES) + ", or realm:4 for 4 processors")
+    module, cls = ENGINES[kind]
+    options = {"num_processors": int(processors)} if processors else {}
+    return getattr(import_module(module), cls)(import_module(KERNELS[framework]).compile_program, **options)

@@ -103,7 +103,7 @@ class Step:
         start = time.perf_counter()
         captured = self._frontend.capture(self.function, self.bound, args, promote_float64=self._promote)
         middle = time.perf_counter()
-        plan = compile_program(captured.program, self.strategy)
+        plan = compile_program(captured.program, self.strategy, self.engine.shared_axes(self.strategy.mesh))
         done = Compiled(self._frontend.Binding(captured), plan, middle - start, time.perf_counter() - middle)
         self._compiled[key], self._last = done, key
         return done

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
+from maniple.mesh.mesh import Mesh
 from maniple.ops.localize import LocalProgram
 from maniple.taskgraph.graph import TaskGraph
 
@@ -28,6 +29,9 @@ class CompileBody(Protocol[Tensor_co]):
 
 class Engine(Protocol[Tensor]):
     """Runs task graphs."""
+
+    def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:
+        """Return the axes of `mesh` along which the devices of this engine share memory: what graphs for it are lowered with."""
 
     def run(self, graph: TaskGraph, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Run the step once.

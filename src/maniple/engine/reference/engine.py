@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 import torch
 
 from maniple.base.errors import EngineError, ManipleError
-from maniple.engine.protocol import Body, CompileBody
+from maniple.engine.bodies import Bodies, body_failed, check_inputs
+from maniple.engine.protocol import CompileBody
 from maniple.engine.reference.store import Store, detached
-from maniple.ir.program import Program
 from maniple.mesh.mesh import Mesh, Point
-from maniple.ops.localize import localize
 from maniple.taskgraph.graph import Task, TaskGraph
 
 
@@ -31,6 +30,10 @@ class ReferenceEngine:
         self._compile, self._rng = compile_body, rng
         self._plan: _Plan | None = None
 
+    def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:  # noqa: ARG002, PLR6301  # part of the protocol
+        """Return the axes along which devices share memory: none; see `Engine.shared_axes`."""
+        return ()
+
     @property
     def num_bodies(self) -> int:
         """Number of bodies compiled for the graph that ran last."""
@@ -44,7 +47,7 @@ class ReferenceEngine:
         Raises:
             EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails.
         """
-        _check_inputs(graph, inputs)
+        check_inputs(graph, inputs)
         if self._plan is None or self._plan.graph is not graph:
             self._plan = _Plan(graph, self._compile)
         plan = self._plan
@@ -56,42 +59,28 @@ class ReferenceEngine:
             return detached(outputs, inputs)
 
 
-def _check_inputs(graph: TaskGraph, inputs: Mapping[str, torch.Tensor]) -> None:
-    shapes = {buffer.name: buffer.type.shape for buffer in graph.buffers}
-    for buffer, name in graph.inputs:
-        if name not in inputs:
-            raise EngineError(f"input {name!r} is missing")
-        if tuple(inputs[name].shape) != shapes[buffer]:
-            raise EngineError(f"input {name!r} has shape {list(inputs[name].shape)}; expected {list(shapes[buffer])}")
-
-
 def _run_point(plan: _Plan, store: Store, task: Task, point: Point) -> None:
     reads = [access for access in task.accesses if access.privilege == "read"]
     writes = [access for access in task.accesses if access.privilege == "write"]
     if any(store.memory.writes(task, access, point) for access in writes):
         operands = [store.read(access, point) for access in reads]
-        results = plan.body(task, point).run(task, operands) if task.kind == "compute" else (operands[0],)
+        results = _results(plan, task, point, operands)
         for access, result in zip(writes, results, strict=True):
             store.write(task, access, point, result)
     for access in reads:
         store.done(access)
 
 
-@dataclass(frozen=True, slots=True)
-class _PointBody:
-    """A body with the offsets of one device."""
-
-    body: Body[torch.Tensor]
-    offsets: tuple[int, ...]
-
-    def run(self, task: Task, operands: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        try:
-            return self.body(*operands, *self.offsets)
-        except ManipleError:
-            raise
-        except Exception as error:
-            what = f"task {task.name} (segment {task.segment}, {task.op}) failed: {type(error).__name__}: {error}"
-            raise EngineError(what, where=task.location) from error
+def _results(plan: _Plan, task: Task, point: Point, operands: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    if task.kind == "collective":
+        return (operands[0],)
+    found = plan.bodies.at(task, point)
+    try:
+        return found.body(*operands, *found.offsets)
+    except ManipleError:
+        raise
+    except Exception as error:
+        raise body_failed(task, error) from error
 
 
 @dataclass(slots=True)
@@ -101,24 +90,11 @@ class _Plan:
     graph: TaskGraph
     compile: CompileBody[torch.Tensor]
     points: list[Point] = field(init=False)
-    bodies: dict[tuple[int, tuple[tuple[int, ...], ...]], Body[torch.Tensor]] = field(default_factory=dict)
-    at_point: dict[tuple[int, int], _PointBody] = field(default_factory=dict)
+    bodies: Bodies[torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         self.points = list(self.graph.mesh.points())
-
-    def body(self, task: Task, point: Point) -> _PointBody:
-        """Return the body that the device at `point` runs; devices whose shapes agree share one."""
-        mesh = self.graph.mesh
-        key = (task.segment, mesh.device(point))
-        if key not in self.at_point:
-            fragment = self.graph.segments[task.segment]
-            shapes = (task.segment, local_shapes(fragment, mesh, point))
-            local = localize(fragment, mesh, point)
-            if shapes not in self.bodies:
-                self.bodies[shapes] = self.compile(local)
-            self.at_point[key] = _PointBody(self.bodies[shapes], tuple(offset.at(mesh, point) for offset in local.offsets))
-        return self.at_point[key]
+        self.bodies = Bodies(self.graph, self.compile)
 
     def order(self, rng: random.Random | None) -> Iterator[tuple[int, int]]:
         """Yield every (task, device) once, each after those that its edges name.
@@ -148,8 +124,3 @@ class _Plan:
                     heapq.heappush(ready, other_node) if rng is None else ready.append(other_node)
         if done < len(after):
             raise EngineError("edges form a cycle: some tasks never become ready")
-
-
-def local_shapes(fragment: Program, mesh: Mesh, point: Point) -> tuple[tuple[int, ...], ...]:
-    """Return the shape that the device at `point` has of each value: what decides which body it runs."""
-    return tuple(value.sharding.local_shape(value.type.shape, mesh, point) if value.sharding else () for value in fragment.values())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from maniple.base.errors import EngineError
+from maniple.engine.bodies import wrong_shape
 from maniple.engine.reference.redistribute import Instance, combine, gather, scatter
 from maniple.mesh.mesh import Point
 from maniple.mesh.sharding import Sharding
@@ -85,8 +86,7 @@ class Store:
         sharding = access.part.sharding
         expected = sharding.local_shape(buffer.type.shape, self.memory.mesh, point)
         if tuple(tensor.shape) != expected:
-            what = f"{task.name} made a tensor of shape {list(tensor.shape)} for buffer {buffer.name}; expected {list(expected)}"
-            raise EngineError(what, where=task.location)
+            raise wrong_shape(task, buffer.name, tuple(tensor.shape), expected)
         region = region_of(buffer.type.shape, sharding, self.memory.mesh, point)
         key = self.memory.instance(buffer, point)
         instances = self._instances[buffer.name]

@@ -1,0 +1,169 @@
+"""A graph prepared for Realm: slots filled, points ready, the spawn list made; then any number of steps."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from collections.abc import Mapping
+
+import torch
+
+from maniple.engine.bodies import Bodies
+from maniple.engine.protocol import CompileBody
+from maniple.engine.realm.binding import Runtime
+from maniple.engine.realm.placement import Allocation, Placement
+from maniple.engine.realm.points import DTYPES, PointRun, ReadCount, Slots, Take, slots_of, taker
+from maniple.engine.realm.schedule import PointTask, schedule
+from maniple.engine.realm.spawn_list import Spawn, SpawnList
+from maniple.taskgraph.graph import TaskGraph
+
+
+class Plan:
+    """What is kept of a graph between steps.
+
+    Attributes:
+        graph: the graph.
+        bodies: compiled for it.
+    """
+
+    def __init__(self, graph: TaskGraph, compile_body: CompileBody[torch.Tensor]) -> None:
+        """Prepare everything that does not depend on the step.
+
+        Raises:
+            EngineError: if the graph cannot run, such as one whose edges form a cycle.
+        """
+        self.graph, self.bodies = graph, Bodies(graph, compile_body)
+        self._placement = Placement(graph)
+        self._points = schedule(graph)
+        self._values: Slots = []
+        self._runs = [self._point(point) for point in self._points]
+        whole = {name: self._placement.whole(buffer) for buffer, name in graph.outputs}
+        self._outputs: dict[str, Take] = {name: taker(read) for name, read in whole.items()}
+        self._values.extend([None] * self._placement.num_slots)
+        self._free_early({slot for read in whole.values() for slot in slots_of(read)})
+        self._held = [torch.empty(0)] * len(self._placement.allocations)
+        self._uses = [0] * len(self._held)
+        for number in range(len(self._held)):
+            self._allocate(number)
+        self._clean = True
+        self._list: SpawnList | None = None
+        self._failures: list[tuple[int, BaseException]] = []
+        self._thread = threading.local()
+
+    def _point(self, point: PointTask) -> PointRun:
+        task, placement = self.graph.tasks[point.task], self._placement
+        reads = [placement.read(access, point.device) for access in task.accesses if access.privilege == "read"]
+        writes = [placement.write(task, access, point.device) for access in task.accesses if access.privilege == "write"]
+        body = self.bodies.at(task, placement.points[point.device]) if task.kind == "compute" else None
+        return PointRun(task, self._values, placement.names, reads, writes, body)
+
+    def _free_early(self, kept: set[int]) -> None:
+        """Let the last point that reads a body's result drop it, but for results in `kept`."""
+        readers: dict[int, int] = {}
+        for run in self._runs:
+            for slot in run.slots:
+                readers[slot] = readers.get(slot, 0) + 1
+        counters = {slot: ReadCount(number) for slot, number in readers.items() if slot in self._placement.temporary - kept}
+        for run in self._runs:
+            found = [slot for slot in run.slots if slot in counters]
+            run.frees = tuple(slot for slot in found if readers[slot] == 1)
+            run.shares = tuple((slot, counters[slot]) for slot in found if readers[slot] > 1)
+        self._counters = list(counters.values())
+
+    def _allocate(self, number: int) -> None:
+        allocation: Allocation = self._placement.allocations[number]
+        tensor = torch.empty(allocation.shape, dtype=DTYPES[allocation.dtype])
+        self._held[number] = tensor
+        for slot, index in allocation.views.items():
+            self._values[slot] = tensor[index]
+        self._uses[number] = _uses(tensor)
+
+    def run(
+        self, runtime: Runtime, helper: ctypes.CDLL, num_processors: int, inputs: Mapping[str, torch.Tensor], rng: random.Random | None
+    ) -> dict[str, torch.Tensor]:
+        """Run a step; see `Engine.run`.
+
+        Args:
+            runtime: has at least `num_processors` processors.
+            helper: the library of spawn_list.c.
+            num_processors: how many of them to use.
+            inputs: whole tensors by name, of the right shapes.
+            rng: gives every point task a random priority.
+        """
+        if self._list is None or self._list.runtime is not runtime:
+            spawns = [Spawn(point.device, point.after) for point in self._points]
+            self._list = SpawnList(runtime, helper, num_processors, spawns, self._call)
+        if rng is not None:
+            self._list.prioritize([rng.randrange(1000) for _ in self._points])
+        self._begin(inputs)
+        if not self._list.run():
+            raise min(self._failures, key=lambda failure: failure[0])[1]
+        with torch.no_grad():
+            outputs = self._take_outputs(inputs)
+        self._clear()
+        return outputs
+
+    def _begin(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        if not self._clean:  # the last step did not come to its end
+            self._clear()
+            for count in self._counters:
+                count.reset()
+        self._clean = False
+        for number, allocation in enumerate(self._placement.allocations):
+            if allocation.returned and _uses(self._held[number]) > self._uses[number]:  # the caller kept it
+                self._allocate(number)
+        for name, slot in self._placement.inputs.items():
+            self._values[slot] = inputs[name]
+
+    def _take_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the outputs; those are copied that share memory with what is not the caller's, with one another or within themselves."""
+        taken = {_address(tensor) for tensor in inputs.values()}
+        taken |= {
+            _address(tensor) for tensor, about in zip(self._held, self._placement.allocations, strict=True) if not about.returned
+        }  # fmt: skip
+        outputs = {}
+        for name, take in self._outputs.items():
+            tensor = take(self._values).detach()
+            overlaps = tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()  # strides of 0
+            outputs[name] = tensor.clone(memory_format=torch.contiguous_format) if _address(tensor) in taken or overlaps else tensor
+            taken.add(_address(tensor))
+        return outputs
+
+    def _clear(self) -> None:
+        """Let go of what belongs to one step."""
+        for slot in (*self._placement.temporary, *self._placement.inputs.values()):
+            self._values[slot] = None
+        self._failures.clear()
+        self._clean = True
+
+    def _call(self, number: int) -> bool:
+        """Run a point task on a processor's thread."""
+        try:
+            if not hasattr(self._thread, "ready"):
+                _prepare_thread()
+                self._thread.ready = True
+            self._runs[number]()
+        except BaseException as error:  # noqa: BLE001  # nothing else would see it; `run` raises it
+            self._failures.append((number, error))
+            return False
+        return True
+
+
+def _prepare_thread() -> None:
+    """Make a processor's thread ready for bodies: one core's worth of work, no gradients.
+
+    Python makes a state for a foreign thread at each call from it and drops that afterwards; taking the state once more keeps it.
+    """
+    ctypes.pythonapi.PyGILState_Ensure()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    """Return how many tensors and the like share the memory of `tensor`."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public tells
