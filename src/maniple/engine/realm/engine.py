@@ -28,7 +28,9 @@ class RealmEngine:
         num_processors: threads that run bodies, one core each; devices take turns on them.
     """
 
-    def __init__(self, compile_body: CompileBody[torch.Tensor], num_processors: int | None = None, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, compile_body: CompileBody[torch.Tensor], num_processors: int | None = None, rng: random.Random | None = None
+    ) -> None:
         """Make an engine that has compiled nothing yet. Realm starts with the first step.
 
         Args:
@@ -45,7 +47,7 @@ class RealmEngine:
         self._compile, self._rng = compile_body, rng
         self._plans: list[Plan] = []
 
-    def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:  # noqa: PLR6301  # part of the protocol
+    def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:
         """Return all axes: memory is that of one node. See `Engine.shared_axes`."""
         return mesh.names
 

@@ -166,4 +166,4 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _uses(tensor: torch.Tensor) -> int:
     """Return how many tensors and the like share the memory of `tensor`."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public tells
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # noqa: SLF001  # nothing public tells

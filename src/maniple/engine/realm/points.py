@@ -63,7 +63,8 @@ class PointRun:
         self.task, self._values, self._names = task, values, names
         self._reads = [_operand(read) for read in reads]
         self._writes = list(writes)
-        self._body, self._offsets = (body.body, body.offsets) if body else (_identity, ())
+        self._body: Callable[..., tuple[torch.Tensor, ...]] = body.body if body else _identity
+        self._offsets = body.offsets if body else ()
         self.slots = tuple(dict.fromkeys(slot for read in reads for slot in slots_of(read)))
         self.frees: tuple[int, ...] = ()
         self.shares: tuple[tuple[int, ReadCount], ...] = ()

@@ -26,13 +26,13 @@ class Spawn:
 
 
 class _Instruction(Structure):
-    _fields_ = [  # noqa: RUF012  # ctypes asks for a list
+    _fields_ = [
         ("processor", Handle), ("body", c_int64), ("first", c_int64), ("count", c_int32), ("priority", c_int32),
     ]  # fmt: skip
 
 
 class _Step(Structure):
-    _fields_ = [  # noqa: RUF012  # ctypes asks for a list
+    _fields_ = [
         ("runtime", c_void_p), ("spawn", c_void_p), ("merge", c_void_p), ("body", _Body), ("instructions", POINTER(_Instruction)),
         ("operands", POINTER(c_int64)), ("events", POINTER(Handle)), ("scratch", POINTER(Handle)), ("count", c_int64), ("done", Handle),
         ("task", c_uint32), ("stopped", c_int),
@@ -113,17 +113,20 @@ class SpawnList:
             EngineError: if Realm refuses.
         """
         self._step.stopped, self._step.done = 0, 0
-        failed_at = c_int64()
         try:
-            status = self._issue(byref(self._step), byref(failed_at))
-            if status:
-                raise failed(f"spawning task {failed_at.value} of {self.num_instructions}", status)
+            self._issue_all()
             self.runtime.wait(self._step.done)
         except BaseException:
             self._step.stopped = 1
             self._drain()
             raise
         return not self._step.stopped
+
+    def _issue_all(self) -> None:
+        failed_at = c_int64()
+        status = self._issue(byref(self._step), byref(failed_at))
+        if status:
+            raise failed(f"spawning task {failed_at.value} of {self.num_instructions}", status)
 
     def _drain(self) -> None:
         """Wait for what was issued, whatever signals arrive: its bodies use what the caller is about to free."""

@@ -30,7 +30,7 @@ class ReferenceEngine:
         self._compile, self._rng = compile_body, rng
         self._plan: _Plan | None = None
 
-    def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:  # noqa: ARG002, PLR6301  # part of the protocol
+    def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:  # noqa: ARG002  # part of the protocol
         """Return the axes along which devices share memory: none; see `Engine.shared_axes`."""
         return ()
 

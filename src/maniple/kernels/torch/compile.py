@@ -48,6 +48,8 @@ class Body:
             One tensor for each output of the program. It may be an argument, a view of one or of another output, or have strides of 0:
             whoever stores it copies it.
         """
+        if not torch.is_grad_enabled():  # on the threads of an engine; entering no_grad takes longer than a small op
+            return self.function(*arguments)
         with torch.no_grad():
             return self.function(*arguments)
 
