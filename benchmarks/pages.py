@@ -34,8 +34,8 @@ def replace_table(page: Path, name: str, table: str) -> None:
         ValueError: if the page has no such comments.
     """
     text = page.read_text(encoding="utf-8")
-    pattern = rf"(<!-- begin {re.escape(name)}\b[^>]*-->\n).*?(\n<!-- end {re.escape(name)} -->)"
-    replaced, count = re.subn(pattern, lambda found: found[1] + table + found[2], text, flags=re.DOTALL)
+    pattern = rf"(<!-- begin {re.escape(name)}\b[^>]*-->\n).*?(<!-- end {re.escape(name)} -->)"
+    replaced, count = re.subn(pattern, lambda found: f"{found[1]}{table}\n{found[2]}", text, flags=re.DOTALL)
     if count != 1:
         raise ValueError(f"{page} has {count} tables called {name!r}, not one")
     page.write_text(replaced, encoding="utf-8")
