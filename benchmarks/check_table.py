@@ -22,7 +22,14 @@ from maniple.commands import CheckConfig, WorkloadConfig
 
 MODELS: Final = ("mlp", "gpt2", "llama", "bert", "resnet")
 STRATEGIES: Final = ("dp=2", "tp=2", "dp=2 tp=2", "dp=2 zero=1", "dp=2 zero=2", "dp=2 zero=3", "dp=4", "dp=2 tp=2 zero=3")
-QUOTED: Final = (("gpt2", "dp=2"), ("gpt2", "dp=2 zero=3"), ("gpt2", "tp=2"), ("llama", "dp=2 tp=2"), ("bert", "dp=2 tp=2 zero=3"), ("resnet", "dp=4"))
+QUOTED: Final = (
+    ("gpt2", "dp=2"),
+    ("gpt2", "dp=2 zero=3"),
+    ("gpt2", "tp=2"),
+    ("llama", "dp=2 tp=2"),
+    ("bert", "dp=2 tp=2 zero=3"),
+    ("resnet", "dp=4"),
+)
 """Rows that the README shows."""
 
 Row = dict[str, Any]

@@ -82,7 +82,9 @@ def block_picture(plan: Plan) -> str:
     left, top, column, step = 190, 74, 96, 40
     width, height = left + column * len(devices) + 330, top + step * len(tasks) + 16
     parts = [text(16, 26, f"One {MODEL} block under dp=2 tp=2: its tasks, in order", size=15)]
-    parts.append(text(16, 44, "grey: a segment, run by every device on its shard; coloured: a collective among the devices it spans", fill=FAINT))
+    parts.append(
+        text(16, 44, "grey: a segment, run by every device on its shard; coloured: a collective among the devices it spans", fill=FAINT)
+    )
     for number, point in enumerate(devices):
         name = " ".join(f"{axis}{at}" for axis, at in point.items())
         parts.append(text(left + column * (number + 0.5), top - 8, name, fill=FAINT, anchor="middle"))
@@ -104,7 +106,9 @@ def block_picture(plan: Plan) -> str:
             parts.append(rect(x, y + 6, column * (group[-1] - group[0] + 1) - 8, 16, COLOURS[task.op], task.name))
         buffer = next(b for b in plan.graph.buffers if b.name == task.accesses[0].buffer)
         shape = ",".join(map(str, buffer.type.shape))
-        parts.append(text(left + column * len(devices) + 12, y + 18, f"{task.op} over {'.'.join(axes)} of [{shape}]", fill=COLOURS[task.op]))
+        parts.append(
+            text(left + column * len(devices) + 12, y + 18, f"{task.op} over {'.'.join(axes)} of [{shape}]", fill=COLOURS[task.op])
+        )
     return picture(width, height, "Tasks of one transformer block", parts)
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print(table(cases))
         if options.json:
-            (ROOT / options.json).write_text(found, encoding="utf-8")
+            Path(options.json).write_text(found, encoding="utf-8")
     if not options.no_pages:
         replace_table(ROOT / "docs" / "benchmarks.md", "compile", table(cases))
         replace_table(ROOT / "docs" / "benchmarks.md", "machine", machine())

@@ -1,7 +1,7 @@
 """The smallest training step that shows everything: two layers, momentum. docs/how-it-works.md follows it from here to tasks.
 
-    maniple explain examples/two_layers.py:make --strategy "dp=2"
-    maniple check examples/two_layers.py:make --strategy "dp=2 zero=3"
+$ maniple explain examples/two_layers.py:make --strategy "dp=2"
+$ maniple check examples/two_layers.py:make --strategy "dp=2 zero=3"
 """
 
 import torch
