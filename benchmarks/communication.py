@@ -81,7 +81,7 @@ def block_picture(plan: Plan) -> str:
     devices = list(mesh.points())
     left, top, column, step = 190, 74, 96, 40
     width, height = left + column * len(devices) + 330, top + step * len(tasks) + 16
-    parts = [text(16, 26, f"One {MODEL} block under dp=2 tp=2: its tasks, in order", size=15)]
+    parts = [text(16, 26, f"One {MODEL} block under dp=2 tp=2: its tasks in forward and backward, in order", size=15)]
     parts.append(
         text(16, 44, "grey: a segment, run by every device on its shard; coloured: a collective among the devices it spans", fill=FAINT)
     )
