@@ -183,13 +183,13 @@ def _needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _origins(graph: fx.Graph) -> Mapping[fx.Node, Origin]:
-    """Return each node's origin; a guess of `update` on which forward ops depend becomes `forward`."""
+    """Return each node's origin; a guess of `update` on which forward or backward ops depend becomes `forward`."""
     found: dict[fx.Node, Origin] = {}
     last = Origin("forward", Location())
     for node in graph.nodes:
         last = found[node] = node.meta.get(ORIGIN, last)
     for node in reversed(graph.nodes):
-        if found[node].is_loose and any(found[user].phase == "forward" for user in node.users if user.op == "call_function"):
+        if found[node].is_loose and any(found[user].phase != "update" for user in node.users if user.op == "call_function"):
             found[node] = replace(found[node], phase="forward", is_loose=False)
     return found
 
