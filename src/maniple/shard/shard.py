@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from maniple.base.errors import StrategyError
@@ -48,7 +48,7 @@ def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -
     tensors = {value.name: value.type for value in program.values()}
     tensors |= {item.name: item.value.type for item in program.inputs}
     pinned = strategy.pinned(tensors) if strategy.pins else {}
-    batch = _batch_layouts(program, strategy.size(DATA_AXIS))
+    batch = _batch_layouts(program, strategy.size(DATA_AXIS), pinned)
     fixed = batch | placed | pinned
     solution = None
     if strategy.size(TENSOR_AXIS) > 1:
@@ -58,20 +58,29 @@ def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -
     return Sharded(propagate(program, mesh, layouts, cost), mesh, layouts, solution)
 
 
-def _batch_layouts(program: Program, ways: int) -> dict[str, Sharding]:
-    """Return the layout of each batch input: rows over dp, for those that have as many rows as the first.
+def _batch_layouts(program: Program, ways: int, pinned: Collection[str]) -> dict[str, Sharding]:
+    """Return the layout of each batch input that is not pinned: rows over dp, for those that have the batch's number of rows.
+
+    That number is the first dim that most of them have; of equals, that of the tensors with most elements.
 
     Raises:
         StrategyError: if there are fewer rows than data-parallel ways, or no rows at all.
     """
     if ways == 1:
         return {}
-    tensors = {item.name: item.value.type for item in program.inputs if item.kind == "batch" and item.value.type.rank}
-    if not tensors:
+    batch = {item.name: item.value.type for item in program.inputs if item.kind == "batch" and item.value.type.rank}
+    if not batch:
         raise StrategyError(f"dp={ways} divides the batch, but the step takes no batch tensor", hint="leave dp out")
-    rows = next(iter(tensors.values())).shape[0]
+    tensors = {name: kind for name, kind in batch.items() if name not in pinned}
+    if not tensors:
+        return {}
+    votes: dict[int, tuple[int, int]] = {}
+    for kind in tensors.values():
+        count, elements = votes.get(kind.shape[0], (0, 0))
+        votes[kind.shape[0]] = (count + 1, elements + kind.num_elements)
+    rows = max(votes, key=lambda n: votes[n])
     if rows < ways:
-        name = next(iter(tensors))
+        name = next(name for name, kind in tensors.items() if kind.shape[0] == rows)
         raise StrategyError(f"dp={ways} is more ways than {name} has rows: {rows}", hint=f"dp={rows} or a larger batch")
     return {name: Sharding.replicated(kind.rank).split(0, AxisPart(DATA_AXIS)) for name, kind in tensors.items() if kind.shape[0] == rows}
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
@@ -16,6 +18,9 @@ from maniple.ir.program import Program
 from maniple.mesh.mesh import Mesh, Point
 from maniple.ops.localize import localize
 from maniple.taskgraph.graph import Task, TaskGraph
+
+NUM_PLANS: Final = 8
+"""Graphs that an engine keeps bodies for: batch shapes that take turns, training and evaluation."""
 
 
 class ReferenceEngine:
@@ -29,31 +34,37 @@ class ReferenceEngine:
     def __init__(self, compile_body: CompileBody[torch.Tensor], rng: random.Random | None = None) -> None:
         """Make an engine that has compiled nothing yet."""
         self._compile, self._rng = compile_body, rng
-        self._plan: _Plan | None = None
+        self._plans: OrderedDict[int, _Plan] = OrderedDict()
 
     @property
     def num_bodies(self) -> int:
         """Number of bodies compiled for the graph that ran last."""
-        return len(self._plan.bodies) if self._plan else 0
+        return len(next(reversed(self._plans.values())).bodies) if self._plans else 0
 
     def run(self, graph: TaskGraph, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the step once; see `Engine.run`.
 
-        Bodies are compiled when first met and kept while calls bring the same graph.
+        Bodies are compiled when first met and kept for the `NUM_PLANS` graphs that ran last.
 
         Raises:
             EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails.
         """
         _check_inputs(graph, inputs)
-        if self._plan is None or self._plan.graph is not graph:
-            self._plan = _Plan(graph, self._compile)
-        plan = self._plan
+        plan = self._plan(graph)
         with torch.no_grad():
             store = Store(graph, inputs)
             for number, device in plan.order(self._rng):
                 _run_point(plan, store, graph.tasks[number], plan.points[device])
             outputs = {name: store.whole(buffer) for buffer, name in graph.outputs}
             return detached(outputs, inputs)
+
+    def _plan(self, graph: TaskGraph) -> _Plan:
+        """Return what is kept of `graph`; a plan holds its graph, so that no other has its identity."""
+        plan = self._plans.pop(id(graph), None) or _Plan(graph, self._compile)
+        self._plans[id(graph)] = plan
+        if len(self._plans) > NUM_PLANS:
+            self._plans.popitem(last=False)
+        return plan
 
 
 def _check_inputs(graph: TaskGraph, inputs: Mapping[str, torch.Tensor]) -> None:
@@ -68,6 +79,8 @@ def _check_inputs(graph: TaskGraph, inputs: Mapping[str, torch.Tensor]) -> None:
 def _run_point(plan: _Plan, store: Store, task: Task, point: Point) -> None:
     reads = [access for access in task.accesses if access.privilege == "read"]
     writes = [access for access in task.accesses if access.privilege == "write"]
+    if len(reads) + len(writes) < len(task.accesses):
+        raise EngineError(f"task {task.name} has privileges that the reference engine does not run", where=task.location)
     if any(store.memory.writes(task, access, point) for access in writes):
         operands = [store.read(access, point) for access in reads]
         results = plan.body(task, point).run(task, operands) if task.kind == "compute" else (operands[0],)
