@@ -69,13 +69,12 @@ RIGHT: Final = "max error,FLOPs,parameters,optimizer,KiB"
 
 
 def size_cells(row: Row) -> tuple[str, ...]:
-    """Return what the second table says of a row: the plan's size, the times, and what is computed whole."""
+    """Return what the second table says of a row: the plan's size, and what is computed whole."""
     whole = ", ".join(f"{name} x{count}" for name, count in row["replicated_ops"].items()) or "-"
-    times = (f"{row[name]:.1f}" for name in ("capture_s", "compile_s", "run_s"))
-    return (row["model"], f"`{row['strategy']}`", str(row["num_ops"]), str(row["num_tasks"]), *times, whole)
+    return (row["model"], f"`{row['strategy']}`", str(row["num_ops"]), str(row["num_tasks"]), whole)
 
 
-SIZE_HEADINGS: Final = ("model", "strategy", "ops", "tasks", "capture s", "compile s", "3 steps s", "computed whole by every device")
+SIZE_HEADINGS: Final = ("model", "strategy", "ops", "tasks", "computed whole by every device")
 
 
 def write_pages(rows: Sequence[Row]) -> None:
@@ -83,7 +82,7 @@ def write_pages(rows: Sequence[Row]) -> None:
     results = ROOT / "docs" / "results.md"
     replace_table(results, "results", markdown(HEADINGS, map(cells, rows), RIGHT))
     done = [row for row in rows if "refused" not in row]
-    replace_table(results, "sizes", markdown(SIZE_HEADINGS, map(size_cells, done), ",".join(SIZE_HEADINGS[2:7])))
+    replace_table(results, "sizes", markdown(SIZE_HEADINGS, map(size_cells, done), "ops,tasks"))
     reasons = [f"- {row['model']} under `{row['strategy']}`: {' '.join(row['refused'].split())}" for row in rows if "refused" in row]
     replace_table(results, "refused", "\n".join(reasons) or "None of these is refused.")
     replace_table(results, "machine", machine())

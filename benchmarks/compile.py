@@ -3,7 +3,8 @@
     python benchmarks/compile.py                    # all cases, 3 runs each, about 5 minutes on one core; rewrites docs/benchmarks.md
     python benchmarks/compile.py --cases 1 --runs 1 --json - --no-pages
 
-Nothing is run: weights are fake, so that the largest case needs no memory for them.
+Nothing is run: weights are fake, so that the largest case needs no memory for them. Times are CPU seconds of the process, which another
+process on the machine does not change much.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ Run = dict[str, Any]
 
 
 def measure(model: str, strategy: str, batch: int | None) -> Run:
-    """Return the seconds of each part of one compilation, the plan's size and this process's peak memory."""
+    """Return the CPU seconds of each part of one compilation, the plan's size and this process's peak memory."""
     config = ExplainConfig(workload=WorkloadConfig(model=model, batch=batch), strategy=Strategy.parse(strategy))
-    marks = [time.perf_counter()]
+    marks = [time.process_time()]
     program = steady_program(config)
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     clean = dce(cse(program))
     sharded = shard(clean, config.strategy)
     final = dce(sharded.program)
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     graph = lower(final, config.strategy.mesh)
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     verify_sharded(final, config.strategy.mesh)
     check_dependences(graph)
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     seconds = {name: after - before for name, before, after in zip(PARTS, marks[:-1], marks[1:], strict=True)}
     return {
         "model": model,
