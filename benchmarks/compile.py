@@ -75,7 +75,7 @@ def measure(model: str, strategy: str, batch: int | None) -> Run:
 
 def in_own_process(case: int) -> Run:
     """Return `measure` of a case, done in a new process."""
-    done = subprocess.run([sys.executable, __file__, "--measure", str(case)], capture_output=True, check=True)
+    done = subprocess.run([sys.executable, __file__, "--measure", str(case)], stdout=subprocess.PIPE, check=True)
     run: Run = orjson.loads(done.stdout)
     return run
 
@@ -109,13 +109,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="numbers of the cases, from 0")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", help="write every run to this file, - for standard output")
+    parser.add_argument("--from-json", type=Path, help="write the page from such a file instead of measuring")
     parser.add_argument("--no-pages", action="store_true", help="leave docs/benchmarks.md as it is")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.measure is not None:
         print(orjson.dumps(measure(*CASES[options.measure])).decode())
         return 0
-    cases = [[in_own_process(case) for _ in range(options.runs)] for case in options.cases]
+    if options.from_json:
+        cases = orjson.loads(options.from_json.read_bytes())
+    else:
+        cases = [[in_own_process(case) for _ in range(options.runs)] for case in options.cases]
     found = orjson.dumps(cases, option=orjson.OPT_INDENT_2).decode()
     if options.json == "-":
         print(found)
