@@ -43,7 +43,7 @@ def collective_bytes(op: Op, mesh: Mesh) -> int:
 def state_bytes(program: Program, mesh: Mesh) -> Mapping[InputKind, int]:
     """Return the bytes of state that the first device holds, by kind, from the layouts of the program's inputs.
 
-    State that only leaves the program (made by its first run) counts as optimizer state if it is named so, as buffer otherwise.
+    State that only leaves the program is what the optimizer makes in the first step.
     """
     totals: dict[InputKind, int] = dict.fromkeys(sorted(STATE_KINDS), 0)
     names = set()
@@ -53,8 +53,7 @@ def state_bytes(program: Program, mesh: Mesh) -> Mapping[InputKind, int]:
             totals[item.kind] += item.value.local_bytes(mesh)
     for output in program.outputs:
         if output.name not in names and not is_result(output):
-            kind: InputKind = "optimizer" if output.name.startswith("optimizer.") else "buffer"
-            totals[kind] += output.value.local_bytes(mesh)
+            totals["optimizer"] += output.value.local_bytes(mesh)
     return totals
 
 
