@@ -7,7 +7,7 @@ STAMP := .venv/.setup-done
 # One thread per process: tests and engines bring their own parallelism.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup test lint demo clean
+.PHONY: help setup test lint demo bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -32,6 +32,12 @@ test: lint ## lint, then all tests
 
 demo: setup ## train a character-level GPT on two logical devices and compare with one
 	$(BIN)/maniple train gpt2 --strategy "dp=2" --steps 50 --compare
+
+# The scripts rewrite the tables of README.md and docs/, and docs/pictures; `git diff` then shows what changed.
+bench: setup ## measure what README and docs show: results, plans, communication (about 30 minutes)
+	$(BIN)/python benchmarks/communication.py
+	$(BIN)/python benchmarks/compile.py
+	$(BIN)/python benchmarks/check_table.py
 
 clean: ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build

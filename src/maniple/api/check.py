@@ -4,64 +4,85 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
-from maniple.api.frontends import frontend
+from maniple.api.frontends import detect, frontend, verifier
 from maniple.api.step import Compiled, Step
+from maniple.api.workloads import load
 from maniple.commands import CheckConfig, CheckReport, Listener, PhaseStarted, StepDone, TensorCheck, Traffic, ignore
 from maniple.ir.program import Program
 from maniple.lower import program_flops, state_bytes
 from maniple.mesh import Mesh, Strategy
 from maniple.shard.summary import totals, undivided
-from maniple.verify.compare import Comparison, compare
-
-Mode = Callable[[], AbstractContextManager[object]]
+from maniple.verify.compare import Comparison, Tensor, compare
 
 
 def check(config: CheckConfig, listener: Listener = ignore) -> CheckReport:
     """Train a model a few steps on one device and under the strategy, and compare every tensor.
 
-    The oracle is the framework itself, eager on one device; with dropout, whose masks are our own, it is the strategy of one device.
+    The oracle is the framework itself, eager on one device. A step that draws random numbers, which are our own, is compared with the
+    same step under the strategy of one device.
 
     Raises:
         ManipleError: if the model, the strategy or the step is refused.
     """
-    from maniple.models import load
-    from maniple.verify.torch import Subject, low_precision, run_steps
-
-    given = config.workload
-    workload = load(given.model, batch=given.batch, seq=given.seq, dtype=given.dtype, dropout=given.dropout, seed=given.seed)
-    promote = given.dtype == "float64"
-    mode: Mode = frontend("torch").PromoteFloat64 if promote else nullcontext
-    origin = Subject(workload.model, workload.optimizer)
-
-    def run(name: str, subject: Subject, step: Callable[[Any], Any]) -> Any:
-        listener(PhaseStarted(name, config.steps))
-        eager = not isinstance(step, Step)
-        return run_steps(
-            subject, step, workload.batches, config.steps, mode if eager else nullcontext,
-            lambda loss: listener(StepDone(loss=loss, samples=workload.samples, unit=workload.unit)),
-        )  # fmt: skip
-
-    def step_of(subject: Subject, strategy: Strategy | None) -> Callable[[Any], Any]:
-        if strategy is None:
-            return lambda batch: workload.step(subject.model, subject.optimizer, batch)
-        return Step(workload.step, (subject.model, subject.optimizer), strategy, config.engine, promote_float64=promote)
-
-    oracle = Strategy(Mesh()) if given.dropout else None
-    subject = origin.copy()
-    step = step_of(subject, config.strategy)
-    assert isinstance(step, Step)
+    runs = _Runs(config, listener)
+    subject = runs.origin.copy()
+    step = runs.parallel(subject, config.strategy)
     start = time.perf_counter()
-    got = run(f"{config.strategy or 'one device'} on {config.engine}", subject, step)
+    got = runs.run(f"{config.strategy or 'one device'} on {config.engine}", subject, step)
     seconds = time.perf_counter() - start
-    twin, nudged_twin = origin.copy(), origin.nudged()
-    expected = run("one device", twin, step_of(twin, oracle))
-    nudged = run("one device, one unit in the last place away", nudged_twin, step_of(nudged_twin, oracle))
-    comparison = compare(expected, got, nudged)
-    return _report(config, step, comparison, seconds, low_precision(expected, given.dtype))
+    draws = any(item.kind == "rng" for compiled in step.compiled for item in compiled.plan.program.inputs)
+    expected = runs.oracle("one device", runs.origin.copy(), draws=draws)
+    nudged = runs.oracle("one device, one unit in the last place away", runs.origin.nudged(), draws=draws)
+    low = runs.verifier.low_precision(expected, config.workload.dtype)
+    return _report(config, step, compare(expected, got, nudged), seconds, low)
+
+
+class _Runs:
+    """Runs of one workload, all from the same beginning.
+
+    Attributes:
+        origin: model and optimizer as they begin.
+    """
+
+    def __init__(self, config: CheckConfig, listener: Listener) -> None:
+        self.config, self.listener = config, listener
+        self.workload = load(config.workload)
+        framework = detect((self.workload.model, self.workload.optimizer))
+        self.verifier = verifier(framework)
+        self.promotes = config.workload.dtype == "float64"
+        self.mode = frontend(framework).PromoteFloat64 if self.promotes else nullcontext
+        self.origin = self.verifier.Subject(self.workload.model, self.workload.optimizer)
+
+    def parallel(self, subject: Any, strategy: Strategy) -> Step:
+        """Return the workload's step under `strategy`, bound to `subject`."""
+        bound = (subject.model, subject.optimizer)
+        return Step(self.workload.step, bound, strategy, self.config.engine, promote_float64=self.promotes)
+
+    def oracle(self, name: str, subject: Any, *, draws: bool) -> Mapping[str, Tensor]:
+        """Run `subject` on one device: eager, or through our own program if it `draws` random numbers."""
+        if draws:
+            return self.run(name, subject, self.parallel(subject, Strategy(Mesh())))
+
+        def step(batch: Any) -> Any:
+            with self.mode():
+                return self.workload.step(subject.model, subject.optimizer, batch)
+
+        return self.run(name, subject, step)
+
+    def run(self, name: str, subject: Any, step: Callable[[Any], Any]) -> Mapping[str, Tensor]:
+        """Run all steps, telling the listener."""
+        self.listener(PhaseStarted(name, self.config.steps))
+        workload = self.workload
+
+        def told(loss: float | None) -> None:
+            self.listener(StepDone(loss=loss, samples=workload.samples, unit=workload.unit))
+
+        found: Mapping[str, Tensor] = self.verifier.run_steps(subject, step, workload.batches, self.config.steps, told)
+        return found
 
 
 def _report(config: CheckConfig, step: Step, comparison: Comparison, seconds: float, low: tuple[str, ...]) -> CheckReport:
@@ -78,7 +99,7 @@ def _report(config: CheckConfig, step: Step, comparison: Comparison, seconds: fl
         dtype=config.workload.dtype,
         steps=config.steps,
         equal=comparison.equal and not problems,
-        max_rel_err=max(item.measure for item in comparison.differences),
+        max_rel_err=worst.measure,
         tolerance=worst.tolerance,
         worst_tensor=worst.name,
         num_ops=len(program.ops),

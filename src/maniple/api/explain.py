@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from maniple.api.compile import Plan, compile_program
 from maniple.api.frontends import detect, frontend
+from maniple.api.workloads import load
 from maniple.commands import CommunicationRow, ExplainConfig, ExplainReport, Listener, PhaseStarted, ignore
 from maniple.ir.program import Program
 from maniple.ir.text import print_program
@@ -47,10 +48,7 @@ def steady_program(config: ExplainConfig) -> Program:
 
     The model is made of fake tensors, and so is the state that the first step would make.
     """
-    from maniple.models import load
-
-    given = config.workload
-    workload = load(given.model, batch=given.batch, seq=given.seq, dtype=given.dtype, dropout=given.dropout, seed=given.seed, fake=True)
+    workload = load(config.workload, fake=True)
     bound, args = (workload.model, workload.optimizer), (workload.batch,)
     adapter = frontend(detect(bound))
     first = adapter.capture(workload.step, bound, args)

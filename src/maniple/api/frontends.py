@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -13,6 +13,9 @@ FRONTENDS: Final = {"torch": "maniple.capture.torch"}
 
 KERNELS: Final = {"torch": "maniple.kernels.torch"}
 """Framework name -> module that compiles segments."""
+
+VERIFIERS: Final = {"torch": "maniple.verify.torch"}
+"""Framework name -> module that runs its steps for comparison."""
 
 ENGINES: Final = {
     "reference": ("maniple.engine.reference", "ReferenceEngine"),
@@ -27,7 +30,7 @@ def detect(bound: Sequence[object]) -> str:
     Raises:
         CaptureError: if none is known.
     """
-    for item in bound:
+    for item in _leaves(bound):
         for cls in type(item).__mro__:
             name = cls.__module__.partition(".")[0]
             if name in FRONTENDS:
@@ -39,9 +42,25 @@ def detect(bound: Sequence[object]) -> str:
     )
 
 
+def _leaves(item: object) -> Iterator[object]:
+    """Yield what stands in nested lists, tuples and dicts."""
+    if isinstance(item, Mapping):
+        item = list(item.values())
+    if isinstance(item, list | tuple):
+        for part in item:
+            yield from _leaves(part)
+    else:
+        yield item
+
+
 def frontend(name: str) -> Any:
     """Return the module that captures steps of framework `name`."""
     return import_module(FRONTENDS[name])
+
+
+def verifier(name: str) -> Any:
+    """Return the module that runs steps of framework `name` for comparison."""
+    return import_module(VERIFIERS[name])
 
 
 def make_engine(name: str, framework: str) -> Any:

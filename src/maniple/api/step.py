@@ -6,27 +6,32 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from maniple.api.compile import Plan, compile_program
 from maniple.api.frontends import detect, frontend, make_engine
-from maniple.base.errors import StrategyError
+from maniple.base.errors import EngineError, StrategyError
 from maniple.mesh import Strategy
 
 _LOG = logging.getLogger("maniple")
 
+NUM_PLANS: Final = 8
+"""Plans that a step keeps: batch shapes that take turns, training and evaluation."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
     """What a step keeps for one signature of its arguments and state.
 
     Attributes:
+        signature: of the arguments and state that it is for.
         binding: the captured program's ties to the user's objects.
         plan: the program, sharded and as tasks.
         capture_s: seconds that tracing took.
         compile_s: seconds that sharding and lowering took.
     """
 
+    signature: Hashable
     binding: Any
     plan: Plan
     capture_s: float
@@ -53,8 +58,7 @@ class Step:
         self.num_steps = 0
         self._frontend = frontend(self.framework)
         self._promote = promote_float64
-        self._compiled: dict[Hashable, Compiled] = {}
-        self._last: Hashable = None
+        self._compiled: list[Compiled] = []
 
     def __call__(self, *args: Any) -> Any:
         """Run one step.
@@ -79,34 +83,53 @@ class Step:
 
     @property
     def compiled(self) -> tuple[Compiled, ...]:
-        """Everything compiled so far, the last one used last."""
-        return (*(c for key, c in self._compiled.items() if key != self._last), self.last)
+        """What is kept of everything compiled so far, the last one used last."""
+        return tuple(self._compiled)
 
     @property
     def last(self) -> Compiled:
-        """What the last call used."""
-        return self._compiled[self._last]
+        """What the last call used.
+
+        Raises:
+            EngineError: if there was none.
+        """
+        if not self._compiled:
+            raise EngineError("the step has not run yet", hint="call it with a batch first")
+        return self._compiled[-1]
 
     def compile(self, *args: Any) -> Compiled:
         """Return the plan for these arguments and the present state, compiling it if there is none.
 
         Shapes, dtypes, plain values, training mode and all numbers of the parameter groups but lr, betas and momentum are part of the
-        plan; when one changes the step is compiled again, and the log says what changed.
+        plan, and of those three what the optimizer's Python code asked of them. When one changes the step is compiled again, and the log
+        says what changed. The `NUM_PLANS` plans used last are kept.
         """
-        key = self._frontend.signature(self.function, self.bound, args)
-        known = self._compiled.get(key)
-        if known is not None and known.binding.holds():
-            self._last = key
-            return known
-        if self._last is not None and self._last != key:
-            _LOG.info("compiling again: %s", self._frontend.describe_change(self._last, key))
+        signature = self._frontend.signature(self.function, self.bound, args)
+        known = next((c for c in self._compiled if c.signature == signature and c.binding.holds()), None)
+        if known is None:
+            self._log_change(signature)
+            known = self._compile(signature, args)
+        else:
+            self._compiled.remove(known)
+        self._compiled = [*self._compiled, known][-NUM_PLANS:]
+        return known
+
+    def _compile(self, signature: Hashable, args: Sequence[Any]) -> Compiled:
         start = time.perf_counter()
         captured = self._frontend.capture(self.function, self.bound, args, promote_float64=self._promote)
         middle = time.perf_counter()
         plan = compile_program(captured.program, self.strategy, self.engine.shared_axes(self.strategy.mesh))
-        done = Compiled(self._frontend.Binding(captured), plan, middle - start, time.perf_counter() - middle)
-        self._compiled[key], self._last = done, key
-        return done
+        return Compiled(signature, self._frontend.Binding(captured), plan, middle - start, time.perf_counter() - middle)
+
+    def _log_change(self, signature: Hashable) -> None:
+        """Say why the step is compiled again; that the optimizer has its state now is no surprise."""
+        if not self._compiled:
+            return
+        last = self.last
+        changed = self._frontend.describe_change(last.signature, signature)
+        if last.signature == signature:
+            changed = f"{last.binding.captured.broken_guard()} no longer holds"
+        _LOG.log(logging.INFO if last.binding.creates_state else logging.WARNING, "compiling again: %s", changed)
 
 
 def parallelize(function: Callable[..., Any], *bound: Any, strategy: str | Strategy = "", engine: str = "reference") -> Step:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from maniple.api.frontends import detect, verifier
 from maniple.api.step import Step
+from maniple.api.workloads import load
 from maniple.commands import Listener, PhaseStarted, Run, StepDone, TrainConfig, TrainReport, ignore
 
 
@@ -17,23 +19,16 @@ def train(config: TrainConfig, listener: Listener = ignore) -> TrainReport:
     Raises:
         ManipleError: if the model, the strategy or the step is refused.
     """
-    from maniple.models import load
-
-    given = config.workload
-
-    def fresh() -> Any:
-        return load(given.model, batch=given.batch, seq=given.seq, dtype=given.dtype, dropout=given.dropout, seed=given.seed)
-
-    workload = fresh()
+    workload = load(config.workload)
     step = Step(workload.step, (workload.model, workload.optimizer), config.strategy, config.engine)
     name = f"{config.strategy or 'one device'} on {config.engine}"
     runs = [_run(name, workload, step, config.steps, listener)]
     if config.compare:
-        other = fresh()
+        other = load(config.workload)
         runs.append(_run("PyTorch eager, one device", other, lambda b: other.step(other.model, other.optimizer, b), config.steps, listener))
     differences = [abs(a - b) for a, b in zip(runs[0].losses, runs[-1].losses, strict=True)]
     return TrainReport(
-        model=given.model,
+        model=config.workload.model,
         strategy=str(config.strategy),
         engine=config.engine,
         steps=config.steps,
@@ -44,8 +39,7 @@ def train(config: TrainConfig, listener: Listener = ignore) -> TrainReport:
 
 
 def _run(name: str, workload: Any, step: Callable[[Any], Any], num_steps: int, listener: Listener) -> Run:
-    from maniple.verify.torch import first_number
-
+    first_number = verifier(detect((workload.model, workload.optimizer))).first_number
     listener(PhaseStarted(name, num_steps))
     losses, times = [], []
     for number in range(num_steps):

@@ -17,7 +17,10 @@ ManipleError
 
 from __future__ import annotations
 
-from maniple.base.location import Location
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from maniple.base.location import Location
 
 
 class ManipleError(Exception):

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
-_PATTERN = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+)(?: @(\S*))?')
+from maniple.base.errors import ParseError
+from maniple.base.literals import NUMBER, QUOTED, quote, unquote
+
+LOCATION: Final = rf'{QUOTED}:{NUMBER}(?: @(?:{QUOTED}|[^\s"]\S*))?'
+"""Pattern of a location's text form."""
+
+_PATTERN = re.compile(rf'({QUOTED}):({NUMBER})(?: @({QUOTED}|[^\s"]\S*))?')
+_PLAIN = re.compile(r'[^\s"]\S*')
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +40,8 @@ class Location:
         >>> Location("a.py", 3, "blocks.0").text()
         '"a.py":3 @blocks.0'
         """
-        name = self.file.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{name}":{self.line}' + (f" @{self.scope}" if self.scope else "")
+        scope = self.scope if _PLAIN.fullmatch(self.scope) else quote(self.scope)
+        return f"{quote(self.file)}:{self.line}" + (f" @{scope}" if self.scope else "")
 
     @staticmethod
     def parse(text: str) -> Location | None:
@@ -45,5 +53,8 @@ class Location:
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
             return None
-        file = re.sub(r"\\(.)", r"\1", match[1])
-        return Location(file, int(match[2]), match[3] or "")
+        scope = match[3] or ""
+        try:
+            return Location(unquote(match[1]), int(match[2]), unquote(scope) if scope.startswith('"') else scope)
+        except ParseError:
+            return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from maniple.base.errors import ParseError
+from maniple.base.literals import NUMBER
 
 DTYPE_BYTES: Final[dict[str, int]] = {
     "f64": 8, "f32": 4, "bf16": 2, "f16": 2,
@@ -15,7 +16,7 @@ DTYPE_BYTES: Final[dict[str, int]] = {
 }  # fmt: skip
 """Bytes per element of every dtype a program may hold."""
 
-_PATTERN = re.compile(r"(\w+)\[((?:\d+(?:,\d+)*)?)\]")
+_PATTERN = re.compile(rf"(\w+)\[((?:{NUMBER}(?:,{NUMBER})*)?)\]")
 
 
 @dataclass(frozen=True, slots=True)

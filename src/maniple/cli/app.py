@@ -6,13 +6,13 @@ Exit status: 0 well, 1 a check that failed, 2 bad input, 130 interrupted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import orjson
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from maniple.base.errors import ManipleError
 from maniple.cli import render
@@ -27,6 +27,8 @@ app: Final = typer.Typer(
     pretty_exceptions_enable=False,
     help="Take a training step as it is, shard it by a strategy, run it as tasks, get the numbers of one device.",
 )
+
+Report = TypeVar("Report")
 
 _STRATEGY = 'words such as "dp=2 tp=2 zero=3", or a path that ends in .toml'
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="gpt2, gpt2:small, ... (see maniple models), or FILE.py:FUNCTION")]
@@ -58,16 +60,11 @@ def train(
 ) -> None:
     """Train a model under a strategy: on real text, or on made-up images and rows."""
     with _errors_shown(debug=debug):
-        workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed)
-        config = TrainConfig(workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps, compare=compare)
         from maniple import api
 
-        with _listener(quiet=as_json) as listener:
-            report = api.train(config, listener)
-        if as_json:
-            _print_json(report)
-        else:
-            render.show(Console(), render.train_view(report))
+        workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed)
+        config = TrainConfig(workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps, compare=compare)
+        _report(lambda listener: api.train(config, listener), render.train_view, as_json=as_json)
 
 
 @app.command()
@@ -87,16 +84,11 @@ def check(
 ) -> None:
     """Compare every tensor with one device; exit 1 if one differs."""
     with _errors_shown(debug=debug):
-        workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed)
-        config = CheckConfig(workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps)
         from maniple import api
 
-        with _listener(quiet=as_json) as listener:
-            report = api.check(config, listener)
-        if as_json:
-            _print_json(report)
-        else:
-            render.show(Console(), render.check_view(report))
+        workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed)
+        config = CheckConfig(workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps)
+        report = _report(lambda listener: api.check(config, listener), render.check_view, as_json=as_json)
     if not report.equal:
         raise typer.Exit(1)
 
@@ -116,18 +108,11 @@ def explain(
 ) -> None:
     """Print what is communicated and why, or the program, the sharded program or the tasks."""
     with _errors_shown(debug=debug):
-        workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout)
-        config = ExplainConfig(workload=workload, strategy=Strategy.load(strategy), stage=stage)
         from maniple import api
 
-        with _listener(quiet=as_json) as listener:
-            report = api.explain(config, listener)
-        if as_json:
-            _print_json(report)
-        elif stage is not None:
-            typer.echo(report.text)
-        else:
-            render.show(Console(), render.explain_view(report))
+        workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout)
+        config = ExplainConfig(workload=workload, strategy=Strategy.load(strategy), stage=stage)
+        _report(lambda listener: api.explain(config, listener), render.explain_view, as_json=as_json)
 
 
 @app.command()
@@ -141,6 +126,21 @@ def models(*, as_json: Json = False, debug: Debug = False) -> None:
             _print_json(found)
         else:
             render.show(Console(), render.models_view(found))
+
+
+def _report(command: Callable[[Listener], Report], view: Callable[[Report], RenderableType], *, as_json: bool) -> Report:
+    """Run a command with progress shown, print what it found, and return that."""
+    with _listener(quiet=as_json) as listener:
+        found = command(listener)
+    if as_json:
+        _print_json(found)
+    else:
+        shown = view(found)
+        if isinstance(shown, str):  # a text form, to be read back
+            typer.echo(shown)
+        else:
+            render.show(Console(), shown)
+    return found
 
 
 def _print_json(value: object) -> None:

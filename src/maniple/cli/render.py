@@ -89,7 +89,12 @@ def check_view(report: CheckReport) -> RenderableType:
 
 
 def explain_view(report: ExplainReport) -> RenderableType:
-    """Return the summary and the communication table; equal collectives of repeated modules share a row."""
+    """Return the text of the stage asked for, or the summary and the communication table.
+
+    Equal collectives of repeated modules share a row.
+    """
+    if report.stage is not None:
+        return report.text
     facts = _facts({
         "model": report.model,
         "strategy": report.strategy or "one device",

@@ -11,7 +11,7 @@ from maniple.engine.protocol import Body, CompileBody, Tensor
 from maniple.ir.program import Program
 from maniple.mesh.mesh import Mesh, Point
 from maniple.ops.localize import localize
-from maniple.taskgraph.graph import Task, TaskGraph
+from maniple.taskgraph.graph import Access, Task, TaskGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,19 @@ def wrong_shape(task: Task, buffer: str, shape: tuple[int, ...], expected: tuple
     """Return what to raise when a body makes a tensor of another shape than its region."""
     what = f"{task.name} made a tensor of shape {list(shape)} for buffer {buffer}; expected {list(expected)}"
     return EngineError(what, where=task.location)
+
+
+def reads_and_writes(task: Task) -> tuple[list[Access], list[Access]]:
+    """Return the accesses of a task: what its body takes, and what it makes.
+
+    Raises:
+        EngineError: if it has other privileges than these two.
+    """
+    reads = [access for access in task.accesses if access.privilege == "read"]
+    writes = [access for access in task.accesses if access.privilege == "write"]
+    if len(reads) + len(writes) < len(task.accesses):
+        raise EngineError(f"task {task.name} has privileges that no engine runs", where=task.location)
+    return reads, writes
 
 
 def check_inputs(graph: TaskGraph, inputs: Mapping[str, Any]) -> None:

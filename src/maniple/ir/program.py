@@ -12,6 +12,7 @@ from typing import Literal
 
 from maniple.base.location import Location
 from maniple.base.types import TensorType
+from maniple.mesh.mesh import Mesh
 from maniple.mesh.sharding import Sharding
 
 Phase = Literal["forward", "backward", "update"]
@@ -40,6 +41,15 @@ class Value:
     name: str
     type: TensorType
     sharding: Sharding | None = None
+
+    @property
+    def layout(self) -> Sharding:
+        """The sharding; replicated where nothing is said."""
+        return self.sharding or Sharding.replicated(self.type.rank)
+
+    def local_bytes(self, mesh: Mesh) -> int:
+        """Return the bytes that the first device of `mesh` holds."""
+        return self.type.with_shape(self.layout.local_shape(self.type.shape, mesh)).num_bytes
 
     def __repr__(self) -> str:
         """Return name, type and layout."""

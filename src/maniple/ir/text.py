@@ -15,35 +15,34 @@ Attribute values are written as Python literals and read with `ast.literal_eval`
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
 from collections.abc import Iterator
 from typing import get_args
 
 from maniple.base.errors import ParseError
-from maniple.base.location import Location
+from maniple.base.literals import QUOTED, quote, unquote
+from maniple.base.location import LOCATION, Location
 from maniple.base.types import TensorType
 from maniple.ir.program import Attr, Input, InputKind, Op, Output, Phase, Program, Value, sorted_attrs
 from maniple.mesh.sharding import Sharding
 
+_MAX_DEPTH = 100
 _WORD = r"[\w.:/$~-]+"
 _VALUE = re.compile(rf"%({_WORD}): (\w+\[[\d,]*\])(\{{[^}}]*\}})?")
-_INPUT = re.compile(rf"in ({_VALUE.pattern}) (\w+) (\".*\")")
-_OUTPUT = re.compile(rf"(out|gradient) %({_WORD}) (\".*\")")
-_OP = re.compile(
-    rf"(?:(.*?) = )?(\w+)\(((?:%{_WORD}(?:, )?)*)\)(?: \{{(.*)\}})? (forward|backward|update)(?: (\"[^@]*\":\d+(?: @\S*)?))?( \[)?"
-)
+_INPUT = re.compile(rf"in ({_VALUE.pattern}) (\w+) ({QUOTED})")
+_OUTPUT = re.compile(rf"(out|gradient) %({_WORD}) ({QUOTED})")
+_OP = re.compile(rf"(?:(.*?) = )?(\w+)\(((?:%{_WORD}(?:, )?)*)\)(?: \{{(.*)\}})? (forward|backward|update)(?: ({LOCATION}))?( \[)?")
 
 
 def print_program(program: Program, indent: str = "") -> str:
     """Return the text form of `program`."""
     lines = [indent + "program {"]
     inner = indent + "  "
-    lines += [f"{inner}in {item.value!r} {item.kind} {json.dumps(item.name)}" for item in program.inputs]
+    lines += [f"{inner}in {item.value!r} {item.kind} {quote(item.name)}" for item in program.inputs]
     lines += [print_op(op, inner) for op in program.ops]
-    lines += [f"{inner}gradient %{value.name} {json.dumps(name)}" for name, value in program.gradients]
-    lines += [f"{inner}out %{item.value.name} {json.dumps(item.name)}" for item in program.outputs]
+    lines += [f"{inner}gradient %{value.name} {quote(name)}" for name, value in program.gradients]
+    lines += [f"{inner}out %{item.value.name} {quote(item.name)}" for item in program.outputs]
     return "\n".join([*lines, indent + "}"])
 
 
@@ -69,6 +68,17 @@ def _print_attr(value: Attr) -> str:
     return repr(value)
 
 
+def _read_attrs(text: str) -> Iterator[tuple[str, Attr]]:
+    """Yield the attributes in `a=1, b=(2,)`; nothing is evaluated but literals."""
+    node = ast.parse(f"dict({text})", mode="eval").body
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+        raise ValueError("not a list of name=literal")
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("an attribute without a name")
+        yield keyword.arg, _read_attr(ast.literal_eval(keyword.value))
+
+
 def _read_attr(value: object) -> Attr:
     if isinstance(value, str) and value in ("@inf", "@-inf", "@nan"):
         return float(value[1:])
@@ -88,10 +98,12 @@ def parse_program(text: str) -> Program:
     lines = iter([line.strip() for line in text.strip().splitlines() if line.strip()])
     if next(lines, "") != "program {":
         raise ParseError("a program starts with 'program {'")
-    return _parse_body(lines)
+    return _parse_body(lines, 0)
 
 
-def _parse_body(lines: Iterator[str]) -> Program:
+def _parse_body(lines: Iterator[str], depth: int) -> Program:
+    if depth > _MAX_DEPTH:
+        raise ParseError(f"regions lie in one another more than {_MAX_DEPTH} deep")
     values: dict[str, Value] = {}
     inputs: list[Input] = []
     ops: list[Op] = []
@@ -105,43 +117,41 @@ def _parse_body(lines: Iterator[str]) -> Program:
             kind = match[5]
             if kind not in get_args(InputKind):
                 raise ParseError(f"unknown kind of input {kind!r} in line: {line}")
-            inputs.append(Input(value, kind, json.loads(match[6])))  # type: ignore[arg-type]  # checked just above
+            inputs.append(Input(value, kind, unquote(match[6])))  # type: ignore[arg-type]  # checked just above
         elif match := _OUTPUT.fullmatch(line):
-            value, name = _look_up(match[2], values, line), json.loads(match[3])
+            value, name = _look_up(match[2], values, line), unquote(match[3])
             if match[1] == "out":
                 outputs.append(Output(value, name))
             else:
                 gradients.append((name, value))
         else:
-            ops.append(_parse_op(line, lines, values))
+            ops.append(_parse_op(line, lines, values, depth))
     raise ParseError("a program ends with '}'")
 
 
-def _parse_op(line: str, lines: Iterator[str], values: dict[str, Value]) -> Op:
+def _parse_op(line: str, lines: Iterator[str], values: dict[str, Value], depth: int) -> Op:
     match = _OP.fullmatch(line)
     if match is None:
         raise ParseError(f"cannot read the line: {line}")
     results_text, name, operands_text, attrs_text, phase, location, opens = match.groups()
     operands = tuple(_look_up(word, values, line) for word in re.findall(rf"%({_WORD})", operands_text))
     try:
-        node = ast.parse(f"dict({attrs_text or ''})", mode="eval").body
-        assert isinstance(node, ast.Call)
-        attrs = {str(k.arg): _read_attr(ast.literal_eval(k.value)) for k in node.keywords}
-    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError) as error:
+        attrs = dict(_read_attrs(attrs_text or ""))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ParseError(f"cannot read the attributes of the line: {line}") from error
-    regions = tuple(_parse_regions(lines)) if opens else ()
+    regions = tuple(_parse_regions(lines, depth + 1)) if opens else ()
     results = tuple(_define(m[0], values, line) for m in _VALUE.finditer(results_text or ""))
     phase_name: Phase = phase  # type: ignore[assignment]  # the pattern admits the three phases only
     return Op(name, operands, results, sorted_attrs(attrs), regions, phase_name, Location.parse(location or ""))
 
 
-def _parse_regions(lines: Iterator[str]) -> Iterator[Program]:
+def _parse_regions(lines: Iterator[str], depth: int) -> Iterator[Program]:
     for line in lines:
         if line == "]":
             return
         if line != "program {":
             raise ParseError(f"expected a region, got: {line}")
-        yield _parse_body(lines)
+        yield _parse_body(lines, depth)
 
 
 def _define(text: str, values: dict[str, Value], line: str) -> Value:
@@ -151,6 +161,8 @@ def _define(text: str, values: dict[str, Value], line: str) -> Value:
     if match[1] in values:
         raise ParseError(f"value %{match[1]} is defined twice; second time in line: {line}")
     value = Value(match[1], TensorType.parse(match[2]), Sharding.parse(match[3]) if match[3] else None)
+    if value.sharding is not None and len(value.sharding.dims) != value.type.rank:
+        raise ParseError(f"layout {value.sharding} does not fit {value.type} in line: {line}")
     values[match[1]] = value
     return value
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from maniple.base.types import DTYPE_BYTES
-from maniple.ir.program import STATE_KINDS, InputKind, Op, Output, Program, Value
-from maniple.lower.memory import layout
+from maniple.ir.program import STATE_KINDS, InputKind, Op, Output, Program
 from maniple.mesh.mesh import Mesh
-from maniple.mesh.sharding import Sharding
 from maniple.ops import definition
 from maniple.ops.localize import localize
 
@@ -26,14 +22,9 @@ def program_flops(program: Program, mesh: Mesh) -> int:
 
     With `Mesh()` the program counts as a whole, whatever its layouts: axes that a mesh lacks have size 1.
     """
-    axes = dict.fromkeys(axis for value in program.values() for axis in sorted(layout(value).axes))
+    axes = dict.fromkeys(axis for value in program.values() for axis in sorted(value.layout.axes))
     ones = tuple((axis, 1) for axis in axes if axis not in mesh.names)
     return sum(op_flops(program, Mesh((*mesh.axes, *ones))))
-
-
-def value_bytes(value: Value, sharding: Sharding, mesh: Mesh) -> int:
-    """Return the bytes that the first device holds of `value` under `sharding`."""
-    return math.prod(sharding.local_shape(value.type.shape, mesh)) * DTYPE_BYTES[value.type.dtype]
 
 
 def collective_bytes(op: Op, mesh: Mesh) -> int:
@@ -46,24 +37,23 @@ def collective_bytes(op: Op, mesh: Mesh) -> int:
     ways = mesh.size(str(op.attr("axis")))
     held = result if op.name == "all_gather" else operand
     rounds = 2 if op.name == "all_reduce" else 1
-    return rounds * value_bytes(held, layout(held), mesh) * (ways - 1) // ways
+    return rounds * held.local_bytes(mesh) * (ways - 1) // ways
 
 
 def state_bytes(program: Program, mesh: Mesh) -> Mapping[InputKind, int]:
     """Return the bytes of state that the first device holds, by kind, from the layouts of the program's inputs.
 
-    State that only leaves the program (made by its first run) counts as optimizer state if it is named so, as buffer otherwise.
+    State that only leaves the program is what the optimizer makes in the first step.
     """
     totals: dict[InputKind, int] = dict.fromkeys(sorted(STATE_KINDS), 0)
     names = set()
     for item in program.inputs:
         names.add(item.name)
         if item.kind in STATE_KINDS:
-            totals[item.kind] += value_bytes(item.value, layout(item.value), mesh)
+            totals[item.kind] += item.value.local_bytes(mesh)
     for output in program.outputs:
         if output.name not in names and not is_result(output):
-            kind: InputKind = "optimizer" if output.name.startswith("optimizer.") else "buffer"
-            totals[kind] += value_bytes(output.value, layout(output.value), mesh)
+            totals["optimizer"] += output.value.local_bytes(mesh)
     return totals
 
 

@@ -44,11 +44,6 @@ class Realisation:
     peers: dict[Op, tuple[str, ...]] = field(default_factory=dict)
 
 
-def layout(value: Value) -> Sharding:
-    """Return the sharding of `value`; replicated where nothing is said."""
-    return value.sharding or Sharding.replicated(value.type.rank)
-
-
 def realise(program: Program, shared: tuple[str, ...]) -> Realisation:
     """Return where each value of the sharded `program` is stored and which collectives move data.
 
@@ -61,18 +56,18 @@ def realise(program: Program, shared: tuple[str, ...]) -> Realisation:
     """
     done = Realisation()
     for item in program.inputs:
-        done.homes[item.value] = Home(item.value, layout(item.value))
+        done.homes[item.value] = Home(item.value, item.value.layout)
     for op in program.ops:
         if op.name in COMMUNICATING:
             _collective(op, shared, done)
         else:
-            done.homes.update((value, Home(value, layout(value))) for value in op.results)
+            done.homes.update((value, Home(value, value.layout)) for value in op.results)
     return done
 
 
 def _collective(op: Op, shared: tuple[str, ...], done: Realisation) -> None:
     (operand,), (result,) = op.operands, op.results
-    home, target = done.homes[operand], layout(result)
+    home, target = done.homes[operand], result.layout
     if set(target.pending) - set(home.sharding.pending):
         raise LoweringError(f"{op.name} cannot make a value pending: {op!r}", where=op.location)
     combined = {axis for axis, _ in home.sharding.pending} - {axis for axis, _ in target.pending}
@@ -123,7 +118,7 @@ def check_readable(value: Value, home: Home, shared: tuple[str, ...], op: Op) ->
     Raises:
         LoweringError: naming the op that makes or reads the value.
     """
-    far = [axis for axis in differing_axes(home.sharding, layout(value)) if axis not in shared or axis in dict(home.sharding.pending)]
+    far = [axis for axis in differing_axes(home.sharding, value.layout) if axis not in shared or axis in dict(home.sharding.pending)]
     if far:
         what = f"{op.name} reads {value!r}, of which other devices along {', '.join(far)} hold a part"
         raise LoweringError(what, where=op.location)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from maniple.ir.program import Input, Op, Output, Program, Value
 from maniple.ir.text import print_program
-from maniple.lower.cost import collective_bytes, op_flops, value_bytes
+from maniple.lower.cost import collective_bytes, op_flops
 from maniple.lower.dependences import find_edges
-from maniple.lower.memory import Home, Realisation, check_readable, layout, realise
+from maniple.lower.memory import Home, Realisation, check_readable, realise
 from maniple.lower.segments import Item, Segment, split
 from maniple.mesh.mesh import Mesh
 from maniple.mesh.sharding import Sharding
@@ -104,7 +104,7 @@ class _Maker:
         axis = str(op.attr("axis"))
         if op.name == "all_reduce" and axis in self.shared:
             result = op.results[0]
-            return value_bytes(result, self.home(result).sharding, self.mesh) * (self.mesh.size(axis) - 1)
+            return Value(result.name, result.type, self.home(result).sharding).local_bytes(self.mesh) * (self.mesh.size(axis) - 1)
         return collective_bytes(op, self.mesh)
 
     def segment(self, segment: Segment, needed: set[Value]) -> None:
@@ -119,17 +119,17 @@ class _Maker:
             self.buffer(value)
         flops = self.flops[number]
         heaviest = segment.ops[max(range(len(flops)), key=lambda i: (flops[i], -i))]
-        accesses = [Access(self.home(value).value.name, Part(layout(value)), "read") for value in reads]
-        accesses += [Access(value.name, Part(layout(value)), "write") for value in writes]
+        accesses = [Access(self.home(value).value.name, Part(value.layout), "read") for value in reads]
+        accesses += [Access(value.name, Part(value.layout), "write") for value in writes]
         task = Task(
             name=f"{heaviest.name}.{len(self.tasks)}",
             kind="compute",
             op=heaviest.name,
             accesses=tuple(accesses),
             segment=number,
-            once=self.once([layout(value) for value in writes]),
+            once=self.once([value.layout for value in writes]),
             flops=sum(flops),
-            num_bytes=sum(value_bytes(value, layout(value), self.mesh) for value in (*reads, *writes)),
+            num_bytes=sum(value.local_bytes(self.mesh) for value in (*reads, *writes)),
             phase=segment.phase,
             location=heaviest.location,
         )
@@ -159,9 +159,9 @@ def _reads(segment: Segment) -> dict[Value, Op]:
 
 def _fragment(ops: tuple[Op, ...], reads: list[Value], writes: list[Value]) -> Program:
     """Return the ops as a program whose names depend on its structure only."""
-    values = {value: Value(f"a{i}", value.type, layout(value)) for i, value in enumerate(reads)}
+    values = {value: Value(f"a{i}", value.type, value.layout) for i, value in enumerate(reads)}
     made = [value for op in ops for value in op.results]
-    values.update((value, Value(str(i), value.type, layout(value))) for i, value in enumerate(made))
+    values.update((value, Value(str(i), value.type, value.layout)) for i, value in enumerate(made))
     return Program(
         inputs=tuple(Input(values[value], "argument", values[value].name) for value in reads),
         ops=tuple(replace(op, operands=tuple(values[v] for v in op.operands), results=tuple(values[v] for v in op.results)) for op in ops),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from maniple.base.errors import ParseError
+from maniple.base.literals import NUMBER
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class Mesh:
         """
         axes = []
         for word in text.split():
-            match = re.fullmatch(r"([A-Za-z_]\w*)=([1-9]\d*)", word)
-            if match is None:
+            match = re.fullmatch(rf"([A-Za-z_]\w*)=({NUMBER})", word)
+            if match is None or not int(match[2]):
                 raise ParseError(f"cannot read mesh axis {word!r}", hint="write it as dp=2")
             axes.append((match[1], int(match[2])))
         return Mesh(tuple(axes))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from maniple.base.errors import ParseError
+from maniple.base.literals import NUMBER
 from maniple.mesh.mesh import Mesh
 
 Pending = Literal["sum", "max", "min"]
@@ -52,10 +53,13 @@ class AxisPart:
         Raises:
             ParseError: if `text` is not of the form `axis/blocks*unit`.
         """
-        match = re.fullmatch(r"(\w+)(?:/(\d+))?(?:\*(\d+))?", text)
+        match = re.fullmatch(rf"(\w+)(?:/({NUMBER}))?(?:\*({NUMBER}))?", text)
         if match is None:
             raise ParseError(f"cannot read axis part {text!r}", hint="write it as tp, tp/3 or tp*64")
-        return AxisPart(match[1], int(match[2] or 1), int(match[3] or 1))
+        blocks, unit = int(match[2] or 1), int(match[3] or 1)
+        if not blocks or not unit:
+            raise ParseError(f"axis part {text!r} has no blocks or units", hint="numbers from 1 on: tp/3, tp*64")
+        return AxisPart(match[1], blocks, unit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Final
 
 from maniple.base.errors import ParseError, StrategyError
+from maniple.base.literals import NUMBER
 from maniple.base.types import TensorType
 from maniple.mesh.mesh import Mesh
 from maniple.mesh.sharding import Sharding
@@ -173,7 +174,7 @@ class Strategy:
                     placements.append(Placement(match[2], sharding))
                 else:
                     pins.append(Pin(match[2], sharding))
-            elif match := re.fullmatch(r"([A-Za-z_]\w*)=(-?\d+)", word):
+            elif match := re.fullmatch(rf"([A-Za-z_]\w*)=(-?{NUMBER})", word):
                 name, size = match[1], int(match[2])
                 if name == "zero":
                     zeros.append(size)
@@ -196,7 +197,7 @@ class Strategy:
             return Strategy.parse(text)
         try:
             content = Path(text).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise StrategyError(f"cannot read strategy file {text!r}: {error}", hint="check the path") from error
         return Strategy.from_toml(content)
 
@@ -209,7 +210,7 @@ class Strategy:
         """
         try:
             table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise StrategyError(f"strategy file is not TOML: {error}", hint="docs/strategies.md shows one") from error
         _check_keys("strategy file", table, ("axes", "zero", "placements", "pins"))
         axes = table.get("axes", {})

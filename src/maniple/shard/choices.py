@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 from maniple.base.errors import ShardingError
 from maniple.ir.program import Input, Op, Program, Value
-from maniple.mesh import AxisPart, Mesh, Sharding
+from maniple.mesh import Mesh, Sharding
 from maniple.ops import CATALOG, Builder, definition
 from maniple.ops.collectives import COMMUNICATING
-from maniple.shard.classes import BatchRegions, Weights, is_step
+from maniple.shard.classes import BatchRegions, Weights, step_ops
 from maniple.shard.cost import CostModel
 from maniple.shard.follow import free_axes
 from maniple.shard.layouts import Layouts
-from maniple.shard.options import Along, Option, Split, following, making, pending_options, replicated, split_factor
-from maniple.shard.propagate import along, propagate
+from maniple.shard.options import Along, Option, Split, along, following, lay, making, pending_options, replicated, split_factor
+from maniple.shard.propagate import propagate
 from maniple.shard.reshard import Change, change_bytes
 
 
@@ -58,7 +58,8 @@ class Choices:
         self.program, self.ways, self.regions = program, ways, regions
         self._expansion = _Expansion(axis, ways, cost)
         self.free: dict[Value, frozenset[str]] = {}
-        self.ops = tuple(op for op in program.ops if is_step(op))
+        steps = step_ops(program)
+        self.ops = tuple(op for op in program.ops if op in steps)
         for op in self.ops:
             self.free.update(dict.fromkeys(op.results, free_axes(op, (axis,), lambda _value, _axis: False, self.free)))
         self.pinned = self._pinned(pins)
@@ -242,17 +243,12 @@ class _Expansion:
         program = Program(inputs, tuple(builder.ops), (), gradients)
         named = {item.name: layouts[item.value] for item in inputs}
         sharded = propagate(program, self.mesh, Layouts(named, (self.axis,)), self.cost)
-        results = [along(v.sharding or Sharding.replicated(v.type.rank), self.axis) for _, v in sharded.gradients]
+        results = [along(v.layout, self.axis) for _, v in sharded.gradients]
         return results, tuple((inner.name, self._bytes(inner)) for inner in sharded.ops if inner.name in COMMUNICATING)
 
     def _sharding(self, value: Value, layout: Along) -> Sharding:
-        sharding = Sharding.replicated(value.type.rank)
-        if isinstance(layout, Split):
-            return sharding.split(layout.dim, AxisPart(self.axis, layout.blocks, layout.unit))
-        return sharding.with_pending(self.axis, layout) if layout else sharding
+        return lay(Sharding.replicated(value.type.rank), self.axis, layout)
 
     def _bytes(self, op: Op) -> float:
-        before, after = op.operands[0].sharding, op.results[0].sharding
-        assert before is not None
-        assert after is not None
+        before, after = op.operands[0].layout, op.results[0].layout
         return change_bytes(before, Change(op.name, self.axis, after), op.operands[0].type, self.mesh)

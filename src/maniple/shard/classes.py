@@ -18,9 +18,20 @@ from maniple.shard.options import Split
 Region = tuple[int, int]
 
 
-def is_step(op: Op) -> bool:
-    """Return whether an op is part of forward or backward, whose layouts the solver decides."""
-    return op.phase != "update"
+def step_ops(program: Program) -> frozenset[Op]:
+    """Return the ops of forward and backward, whose layouts the solver decides, with all that they depend on.
+
+    An update is among them if the step goes on to use what it made: two optimizers that take turns, weights changed before a second pass.
+    """
+    made_by = program.producers()
+    found: set[Op] = set()
+    queue = [op for op in program.ops if op.phase != "update"]
+    while queue:
+        op = queue.pop()
+        if op not in found:
+            found.add(op)
+            queue += [made_by[value] for value in op.operands if value in made_by]
+    return frozenset(found)
 
 
 class BatchRegions:
@@ -35,8 +46,9 @@ class BatchRegions:
         """Find them, starting from the batch inputs of `program`; with `only_rows` from their first dims."""
         self._regions: dict[Value, dict[int, list[Region]]] = {}
         self._ops: dict[Value, list[Op]] = {}
+        steps = step_ops(program)
         for op in program.ops:
-            if is_step(op):
+            if op in steps:
                 for value in dict.fromkeys((*op.operands, *op.results)):
                     self._ops.setdefault(value, []).append(op)
         self._queue: list[Op] = []
@@ -137,11 +149,12 @@ class Weights:
 
     def __init__(self, program: Program, exempt: Collection[Value] = ()) -> None:
         """Find them in `program`; `exempt` are parameters that need not be divided."""
+        self._steps = step_ops(program)
         roots = self._derived(program, exempt)
         self.contractions: set[Op] = set()
         entering: set[Value] = set()
         for op in program.ops:
-            if is_step(op) and definition(op.name).is_contraction:
+            if op in self._steps and definition(op.name).is_contraction:
                 found = [root for value in op.operands for root in roots.get(value, ())]
                 if found:
                     self.contractions.add(op)
@@ -155,7 +168,7 @@ class Weights:
         roots = {value: frozenset({value}) for value in parameters}
         for op in program.ops:
             tensors = [value for value in op.operands if value.type.rank]
-            if is_step(op) and tensors and all(value in roots for value in tensors) and keeps_elements(op):
+            if op in self._steps and tensors and all(value in roots for value in tensors) and keeps_elements(op):
                 made_of = frozenset[Value]().union(*(roots[value] for value in tensors))
                 roots.update(dict.fromkeys(op.results, made_of))
         return roots
@@ -168,7 +181,7 @@ class Weights:
         while queue:
             value = queue.pop()
             op = made_by.get(value)
-            if value in seen or op is None or not is_step(op):
+            if value in seen or op is None or op not in self._steps:
                 continue
             seen.add(value)
             self.values.add(value)

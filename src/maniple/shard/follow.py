@@ -29,7 +29,7 @@ class Operand:
         is_free: whether any layout of it can be made without communication.
     """
 
-    layouts: frozenset[Along]
+    layouts: tuple[Along, ...]
     num_bytes: float
     is_weak: bool
     is_free: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from maniple.base.types import TensorType
 from maniple.ir.program import Op
 from maniple.mesh import AxisPart, Sharding
 from maniple.shard.options import Option
@@ -33,3 +34,19 @@ class Layouts:
     gathered: frozenset[str] = frozenset()
     gather_axis: str = ""
     pins: Mapping[str, Sharding] = field(default_factory=dict)
+
+
+def parameter_of(state: str, kind: TensorType, parameters: Mapping[str, TensorType]) -> str:
+    """Return the parameter that optimizer state belongs to and is laid out like; empty if none.
+
+    The state's name ends with the parameter's, and it has the parameter's shape. What the step returns is no state, whatever it is called.
+
+    Args:
+        state: name of an input or output, e.g. `optimizer.exp_avg.fc.weight`.
+        kind: its type.
+        parameters: type of each parameter.
+    """
+    words = state.split(".")
+    tails = (".".join(words[at:]) for at in range(2, len(words))) if words[0] != "result" else ()
+    found = next((tail for tail in tails if tail in parameters), "")
+    return found if found and kind.shape == parameters[found].shape else ""

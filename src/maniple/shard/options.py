@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from maniple.ir.program import Op
-from maniple.mesh.sharding import Pending
+from maniple.ir.program import Op, Value
+from maniple.mesh.sharding import AxisPart, Pending, Sharding
 from maniple.ops import FactorRule, definition
 from maniple.ops.factors import Dim
 
@@ -22,6 +22,22 @@ class Split:
 
 Along = Split | Pending | None
 """The layout of a value along one axis: split, pending, or replicated."""
+
+
+def along(sharding: Sharding, axis: str) -> Along:
+    """Return the layout along one axis."""
+    found = sharding.along(axis)
+    if isinstance(found, tuple):
+        dim, part = found
+        return Split(dim, part.blocks, part.unit)
+    return found
+
+
+def lay(sharding: Sharding, axis: str, layout: Along) -> Sharding:
+    """Return `sharding` with `axis`, over which it is replicated, laid out as `layout`."""
+    if isinstance(layout, Split):
+        return sharding.split(layout.dim, AxisPart(axis, layout.blocks, layout.unit))
+    return sharding if layout is None else sharding.with_pending(axis, layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +107,18 @@ def split_factor(op: Op, rule: FactorRule, factor: str, ways: int, *, blocks: in
     if expands and row.decompose is None:
         return None
 
-    def along(dims: tuple[Dim, ...], shape: tuple[int, ...]) -> Along:
+    def laid(dims: tuple[Dim, ...], shape: tuple[int, ...]) -> Along:
         for at, dim in enumerate(dims):
             if factor in dim:
                 outer, inner = rule.outer_inner(dim, factor)
                 return Split(at, *canonical(shape[at], outer * blocks, inner * unit, ways))
         return None
 
-    operands = tuple(along(dims, v.type.shape) for dims, v in zip(rule.operands, op.operands, strict=True))
+    operands = tuple(laid(dims, v.type.shape) for dims, v in zip(rule.operands, op.operands, strict=True))
     missing: Along = None if expands else rule.reduce.get(factor, "sum")
     in_operands = any(layout is not None for layout in operands)
     results = tuple(
-        along(dims, v.type.shape) or (missing if in_operands else None) for dims, v in zip(rule.results, op.results, strict=True)
+        laid(dims, v.type.shape) or (missing if in_operands else None) for dims, v in zip(rule.results, op.results, strict=True)
     )
     return Option(factor, operands, results, expands)
 
@@ -126,17 +142,16 @@ def factors_of(rule: FactorRule, dims: tuple[Dim, ...], shape: Sequence[int], sp
 
 def following(op: Op, rule: FactorRule, operand: int, split: Split, ways: int) -> Iterator[Option]:
     """Yield the options that keep operand number `operand` split as it is."""
-    value = op.operands[operand]
-    for factor, blocks, unit in factors_of(rule, rule.operands[operand], value.type.shape, split, ways):
-        option = split_factor(op, rule, factor, ways, blocks=blocks, unit=unit)
-        if option is not None:
-            yield option
+    yield from _splitting(op, rule, rule.operands[operand], op.operands[operand], split, ways)
 
 
 def making(op: Op, rule: FactorRule, result: int, split: Split, ways: int) -> Iterator[Option]:
     """Yield the options that make result number `result` split like `split`."""
-    value = op.results[result]
-    for factor, blocks, unit in factors_of(rule, rule.results[result], value.type.shape, split, ways):
+    yield from _splitting(op, rule, rule.results[result], op.results[result], split, ways)
+
+
+def _splitting(op: Op, rule: FactorRule, dims: tuple[Dim, ...], value: Value, split: Split, ways: int) -> Iterator[Option]:
+    for factor, blocks, unit in factors_of(rule, dims, value.type.shape, split, ways):
         option = split_factor(op, rule, factor, ways, blocks=blocks, unit=unit)
         if option is not None:
             yield option

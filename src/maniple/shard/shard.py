@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from maniple.base.errors import StrategyError
@@ -11,8 +11,8 @@ from maniple.ir.program import Program
 from maniple.mesh import AxisPart, Mesh, Sharding, shard_bounds
 from maniple.mesh.strategy import Strategy
 from maniple.shard.cost import CostModel
-from maniple.shard.layouts import Layouts
-from maniple.shard.options import Along, Split
+from maniple.shard.layouts import Layouts, parameter_of
+from maniple.shard.options import along, lay
 from maniple.shard.propagate import propagate
 from maniple.shard.solve import Solution, solve
 
@@ -48,37 +48,39 @@ def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -
     tensors = {value.name: value.type for value in program.values()}
     tensors |= {item.name: item.value.type for item in program.inputs}
     pinned = strategy.pinned(tensors) if strategy.pins else {}
-    batch = _batch_layouts(program, strategy.size(DATA_AXIS))
+    batch = _batch_layouts(program, strategy.size(DATA_AXIS), pinned)
     fixed = batch | placed | pinned
     solution = None
     if strategy.size(TENSOR_AXIS) > 1:
-        chosen = {name: _along(sharding, TENSOR_AXIS) for name, sharding in {**placed, **pinned}.items()}
-        solution = solve(program, TENSOR_AXIS, mesh.size(TENSOR_AXIS), cost, divided={}, pins=chosen)
+        chosen = {name: along(sharding, TENSOR_AXIS) for name, sharding in {**placed, **pinned}.items()}
+        solution = solve(program, TENSOR_AXIS, mesh.size(TENSOR_AXIS), cost, pins=chosen)
     layouts = _layouts(program, strategy, solution, fixed, set(placed) | set(pinned))
     return Sharded(propagate(program, mesh, layouts, cost), mesh, layouts, solution)
 
 
-def _along(sharding: Sharding, axis: str) -> Along:
-    found = sharding.along(axis)
-    if isinstance(found, tuple):
-        return Split(found[0], found[1].blocks, found[1].unit)
-    return found
+def _batch_layouts(program: Program, ways: int, pinned: Collection[str]) -> dict[str, Sharding]:
+    """Return the layout of each batch input that is not pinned: rows over dp, for those that have the batch's number of rows.
 
-
-def _batch_layouts(program: Program, ways: int) -> dict[str, Sharding]:
-    """Return the layout of each batch input: rows over dp, for those that have as many rows as the first.
+    That number is the first dim that most of them have; of equals, that of the tensors with most elements.
 
     Raises:
         StrategyError: if there are fewer rows than data-parallel ways, or no rows at all.
     """
     if ways == 1:
         return {}
-    tensors = {item.name: item.value.type for item in program.inputs if item.kind == "batch" and item.value.type.rank}
-    if not tensors:
+    batch = {item.name: item.value.type for item in program.inputs if item.kind == "batch" and item.value.type.rank}
+    if not batch:
         raise StrategyError(f"dp={ways} divides the batch, but the step takes no batch tensor", hint="leave dp out")
-    rows = next(iter(tensors.values())).shape[0]
+    tensors = {name: kind for name, kind in batch.items() if name not in pinned}
+    if not tensors:
+        return {}
+    votes: dict[int, tuple[int, int]] = {}
+    for kind in tensors.values():
+        count, elements = votes.get(kind.shape[0], (0, 0))
+        votes[kind.shape[0]] = (count + 1, elements + kind.num_elements)
+    rows = max(votes, key=lambda n: votes[n])
     if rows < ways:
-        name = next(iter(tensors))
+        name = next(name for name, kind in tensors.items() if kind.shape[0] == rows)
         raise StrategyError(f"dp={ways} is more ways than {name} has rows: {rows}", hint=f"dp={rows} or a larger batch")
     return {name: Sharding.replicated(kind.rank).split(0, AxisPart(DATA_AXIS)) for name, kind in tensors.items() if kind.shape[0] == rows}
 
@@ -99,8 +101,8 @@ def _layouts(program: Program, strategy: Strategy, solution: Solution | None, fi
     known = {item.name for item in program.inputs}
     states |= {item.name: item.value.type for item in program.outputs if item.name not in known}
     for name, kind in states.items():
-        parameter = _parameter_of(name, parameters)
-        if name not in inputs and parameter and kind.shape == parameters[parameter].shape:
+        parameter = parameter_of(name, kind, parameters)
+        if name not in inputs and parameter:
             inputs[name] = divided[parameter] if strategy.zero >= 1 else inputs[parameter]
     gradients = {}
     if strategy.zero >= 1:
@@ -121,19 +123,9 @@ def _layouts(program: Program, strategy: Strategy, solution: Solution | None, fi
     )
 
 
-def _parameter_of(state: str, parameters: Mapping[str, TensorType]) -> str:
-    """Return the parameter that optimizer state of this name belongs to, empty if none: the name ends with the parameter's."""
-    words = state.split(".")
-    tails = (".".join(words[at:]) for at in range(2, len(words)))
-    return next((tail for tail in tails if tail in parameters), "")
-
-
 def _tensor_parallel(name: str, kind: TensorType, solution: Solution | None) -> Sharding:
-    sharding = Sharding.replicated(kind.rank)
     layout = solution.inputs.get(name) if solution else None
-    if isinstance(layout, Split):
-        return sharding.split(layout.dim, AxisPart(TENSOR_AXIS, layout.blocks, layout.unit))
-    return sharding
+    return lay(Sharding.replicated(kind.rank), TENSOR_AXIS, layout)
 
 
 def _zero(sharding: Sharding, kind: TensorType, mesh: Mesh) -> Sharding:

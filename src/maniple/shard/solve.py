@@ -11,7 +11,6 @@ Times are those of a batch of at least `REFERENCE_TOKENS`: layouts should not de
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from maniple.shard.choices import Choice, Choices
 from maniple.shard.classes import BatchRegions, keeps_elements
 from maniple.shard.cost import CostModel
 from maniple.shard.follow import change_kind
+from maniple.shard.layouts import parameter_of
 from maniple.shard.milp import Milp, Outcome
 from maniple.shard.options import Along, Option, Split
 
@@ -65,7 +65,6 @@ def solve(
     ways: int,
     cost: CostModel,
     *,
-    divided: Mapping[str, int] | None = None,
     pins: Mapping[str, Along] | None = None,
 ) -> Solution:
     """Return the cheapest layouts of `program` along `axis` of `ways` devices.
@@ -75,7 +74,6 @@ def solve(
         axis: name of the tensor-parallel axis.
         ways: its size, at least 2.
         cost: times of work and of collectives.
-        divided: how many ways other axes divide the batch, by axis.
         pins: layouts along the axis that the user fixed, by name of an input or value.
 
     Raises:
@@ -84,7 +82,7 @@ def solve(
     start = time.perf_counter()
     regions = BatchRegions(program)
     choices = Choices(program, axis, ways, regions, pins or {}, cost)
-    scale = max(REFERENCE_TOKENS / regions.num_tokens, 1 / math.prod((divided or {}).values()))
+    scale = max(REFERENCE_TOKENS / regions.num_tokens, 1.0)
     model = _Model(choices, cost, scale)
     outcome = model.milp.solve(limit_s=LIMIT_S)
     if not outcome.values:
@@ -272,16 +270,23 @@ class _Model:
         return self.changes[key]
 
     def add_ends(self) -> None:
-        """Let gradients and new state arrive in the layout of the state that they are for, results whole."""
+        """Let gradients and new state arrive in the layout of the state that they are for, results whole.
+
+        State that the step creates is laid out like its parameter. A result that is a parameter or its gradient may lie in any layout,
+        from which it is made whole at the end, whatever that costs.
+        """
         program = self.choices.program
         state = {item.name: item.value for item in program.inputs if item.kind in STATE_KINDS}
+        parameters = {item.name: item.value.type for item in program.inputs if item.kind == "parameter"}
         made_by = program.producers()
-        ends = [(name, value) for name, value in program.gradients if name in state]
-        ends += [(item.name, item.value) for item in program.outputs]
-        for name, value in ends:
-            if value not in self.made or self.choices.free.get(value):
+        ends = [(name, name, value) for name, value in program.gradients if name in state]
+        for item in program.outputs:
+            owner = item.name if item.name in state else parameter_of(item.name, item.value.type, parameters)
+            ends.append((item.name, owner, item.value))
+        for name, owner, value in ends:
+            if value not in self.made or self.choices.free.get(value) or (not owner and value in self.choices.weights.values):
                 continue
-            target = self.made[state[name]] if name in state else {None: [self.one]}
+            target = self.made[state[owner]] if owner else {None: [self.one]}
             for layout, variables in target.items():
                 if value is not state.get(name):
                     self.demand(value, (layout,), dict.fromkeys(variables, 1.0), made_by.get(value))

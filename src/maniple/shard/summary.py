@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from maniple.base.location import Location
-from maniple.ir.program import Op, Phase, Program, Value
-from maniple.mesh import Mesh, Sharding
+from maniple.ir.program import Op, Phase, Program
+from maniple.mesh import Mesh
 from maniple.ops import definition
 from maniple.ops.collectives import COMMUNICATING, LOCAL
 from maniple.shard.reshard import Change, change_bytes
@@ -39,18 +39,13 @@ def communication(program: Program, mesh: Mesh) -> Iterator[Communication]:
     gradients = {value.name.partition("~")[0]: f"gradient of {name}" for name, value in program.gradients}
     for op in program.ops:
         if op.name in COMMUNICATING:
-            source, target = layout(op.operands[0]), layout(op.results[0])
+            source, target = op.operands[0].layout, op.results[0].layout
             axis = str(op.attr("axis"))
             num_bytes = change_bytes(source, Change(op.name, axis, target), op.operands[0].type, mesh)
             why = str(dict(op.attrs).get("why", ""))
             stem = op.operands[0].name.partition("~")[0]
             tensor = gradients.get(stem, f"%{stem}")
             yield Communication(op.name, tensor, op.operands[0].type.shape, axis, num_bytes, op.phase, why, op.location)
-
-
-def layout(value: Value) -> Sharding:
-    """Return the layout of a value of a sharded program; where nothing is said it is replicated."""
-    return value.sharding or Sharding.replicated(value.type.rank)
 
 
 def totals(program: Program, mesh: Mesh) -> dict[str, dict[str, int]]:
@@ -71,19 +66,5 @@ def undivided(program: Program, mesh: Mesh) -> Iterator[Op]:
         if op.name in COMMUNICATING | LOCAL or definition(op.name).flops(op) == 0:
             continue
         values = (*op.operands, *op.results)
-        if any(v.type.rank for v in op.results) and not any(layout(v).axes for v in values):
+        if any(v.type.rank for v in op.results) and not any(v.layout.axes for v in values):
             yield op
-
-
-def undivided_by_axis(program: Program, mesh: Mesh) -> Mapping[str, list[tuple[str, int, int]]]:
-    """Return for each axis (op name, number of ops, FLOPs) that the axis does not divide, most FLOPs first."""
-    table: dict[str, dict[str, tuple[int, int]]] = {axis: {} for axis, size in mesh.axes if size > 1}
-    for op in program.ops:
-        if op.name in COMMUNICATING | LOCAL:
-            continue
-        used = {axis for v in (*op.operands, *op.results) if v.sharding for axis in v.sharding.axes}
-        for axis, rows in table.items():
-            if axis not in used and any(v.type.rank for v in op.results):
-                count, flops = rows.get(op.name, (0, 0))
-                rows[op.name] = (count + 1, flops + definition(op.name).flops(op))
-    return {axis: sorted(((name, *row) for name, row in rows.items()), key=lambda row: -row[2]) for axis, rows in table.items()}

@@ -22,13 +22,13 @@ taskgraph {
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from maniple.base.errors import ParseError
+from maniple.base.literals import NUMBER, QUOTED, quote, unquote
 from maniple.base.location import Location
 from maniple.base.types import TensorType
 from maniple.ir.program import Phase, Program
@@ -40,8 +40,11 @@ from maniple.taskgraph.graph import Access, Buffer, Edge, Part, Privilege, Task,
 _NAME = r"[\w.:/$~-]+"
 _AXES = r"\w+(?:,\w+)*"
 _BUFFER = re.compile(rf"buffer ({_NAME}): (\w+\[[\d,]*\])(\{{[^}}]*\}})")
-_ENDPOINT = re.compile(rf"(in|out) ({_NAME}) (\".*\")")
-_TASK = re.compile(rf"task ({_NAME}) (\w+) (\w+)(?: segment=(\d+))?(?: once=({_AXES}))? flops=(\d+) bytes=(\d+) (\w+)(?: (\".*))?")
+_ENDPOINT = re.compile(rf"(in|out) ({_NAME}) ({QUOTED})")
+_TASK = re.compile(
+    rf"task ({_NAME}) (\w+) (\w+)(?: segment=({NUMBER}))?(?: once=({_AXES}))?"
+    rf" flops=({NUMBER}) bytes=({NUMBER}) (\w+)(?: (\".*))?"
+)
 _ACCESS = re.compile(rf"(\w+) ({_NAME}) (\{{[^}}]*\}})(?: peers=({_AXES}))?")
 _EDGE = re.compile(rf"edge ({_NAME}) -> ({_NAME})(?: ({_AXES}))?")
 
@@ -50,14 +53,14 @@ def print_taskgraph(graph: TaskGraph) -> str:
     """Return the text form of `graph`."""
     lines = ["taskgraph {", f"  mesh {graph.mesh}".rstrip(), f"  shared {','.join(graph.shared)}".rstrip()]
     lines += [f"  buffer {b.name}: {b.type}{b.sharding}" for b in graph.buffers]
-    lines += [f"  in {buffer} {json.dumps(name)}" for buffer, name in graph.inputs]
+    lines += [f"  in {buffer} {quote(name)}" for buffer, name in graph.inputs]
     for number, segment in enumerate(graph.segments):
         lines += [f"  segment {number}", print_program(segment, "  ")]
     for task in graph.tasks:
         lines.append("  " + print_task(task))
         lines += ["    " + print_access(access) for access in task.accesses]
     lines += [f"  edge {e.before} -> {e.after} {','.join(e.axes)}".rstrip() for e in graph.edges]
-    lines += [f"  out {buffer} {json.dumps(name)}" for buffer, name in graph.outputs]
+    lines += [f"  out {buffer} {quote(name)}" for buffer, name in graph.outputs]
     return "\n".join([*lines, "}"])
 
 
@@ -124,7 +127,7 @@ def _parse_line(line: str, lines: Iterator[str], draft: _Draft) -> None:
     elif match := _BUFFER.fullmatch(line):
         draft.buffers.append(Buffer(match[1], TensorType.parse(match[2]), Sharding.parse(match[3])))
     elif match := _ENDPOINT.fullmatch(line):
-        (draft.inputs if match[1] == "in" else draft.outputs).append((match[2], json.loads(match[3])))
+        (draft.inputs if match[1] == "in" else draft.outputs).append((match[2], unquote(match[3])))
     elif line == f"segment {len(draft.segments)}":
         draft.segments.append(parse_program("\n".join(_program_lines(lines))))
     elif match := _TASK.fullmatch(line):

@@ -1,14 +1,14 @@
-"""Proves, op by op, that a sharded program computes what the program computes.
+"""Checks, op by op, that a sharded program computes what the program computes.
 
 Along each mesh axis an op must be computed whole from whole operands, or split along one factor of its rule, or pass partial results
-through operands in which it is linear. The check works on the sets of indices that shards hold and shares no code with `shard/`.
+through operands in which it is linear. The check compares the sets of indices that devices hold, and shares no code with `shard/`. On a
+long axis it looks at the first, a middle and the last devices: short and empty shards are last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from maniple.mesh.sharding import intervals
 from maniple.ops import FactorRule, definition
 from maniple.ops.collectives import COMMUNICATING, LOCAL
 
-Coordinates = tuple[tuple[int, ...], ...]
+Held = tuple[bytes, ...]
+"""For each device looked at, the indices of one factor that it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ def verify_sharded(program: Program, mesh: Mesh) -> None:
     Raises:
         VerifyError: naming the op, the tensor, the axis and the user's line of the first op that is wrong.
     """
+    checker = _Checker(mesh)
     layouts: dict[str, Sharding] = {item.name: _sharding(item.value) for item in program.inputs}
     for op in program.ops:
         if op.name in COMMUNICATING | LOCAL:
@@ -45,7 +47,7 @@ def verify_sharded(program: Program, mesh: Mesh) -> None:
         rule = definition(op.name).factors(op)
         for axis, ways in mesh.axes:
             if ways > 1:
-                _check_axis(op, rule, axis, ways)
+                checker.check_axis(op, rule, axis)
     for item in program.outputs:
         sharding = _sharding(item.value)
         if sharding.pending:
@@ -77,27 +79,84 @@ def _check_change(op: Op) -> None:
         raise VerifyError(f"{op.name} cannot lead from {before} to {after}: {op!r}", where=op.location)
 
 
-def _check_axis(op: Op, rule: FactorRule, axis: str, ways: int) -> None:
-    operands = [_Side(v, dims, _sharding(v).along(axis)) for v, dims in zip(op.operands, rule.operands, strict=True)]
-    results = [_Side(v, dims, _sharding(v).along(axis)) for v, dims in zip(op.results, rule.results, strict=True)]
-    pending = [i for i, side in enumerate(operands) if isinstance(side.layout, str)]
-    if pending:
-        _check_pending(op, axis, operands, results, pending)
-        return
-    split = [side for side in (*operands, *results) if isinstance(side.layout, tuple)]
-    if not split:
-        for side in results:
-            if side.layout is not None:
-                raise _wrong(op, axis, side, "is a partial result, though nothing was reduced over the axis")
-        return
-    contradictions = []
-    for factor in rule.factors:
-        found = _try_factor(rule, factor, ways, operands, results)
-        if found is None:
+class _Checker:
+    """Checks ops along axes; remembers which indices shards hold."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._known: dict[tuple[int, tuple[AxisPart, ...], int, int, int], Held | None] = {}
+
+    def check_axis(self, op: Op, rule: FactorRule, axis: str) -> None:
+        """Raise unless `op` is right along `axis`."""
+        operands = [_Side(v, dims, _sharding(v).along(axis)) for v, dims in zip(op.operands, rule.operands, strict=True)]
+        results = [_Side(v, dims, _sharding(v).along(axis)) for v, dims in zip(op.results, rule.results, strict=True)]
+        pending = [i for i, side in enumerate(operands) if isinstance(side.layout, str)]
+        if pending:
+            _check_pending(op, axis, operands, results, pending)
             return
-        contradictions.append(found)
-    closest, reason, _ = max(contradictions, key=lambda item: item[2]) if contradictions else (split[0], "is split", 0)
-    raise _wrong(op, axis, closest, reason)
+        split = [side for side in (*operands, *results) if isinstance(side.layout, tuple)]
+        if not split:
+            for side in results:
+                if side.layout is not None:
+                    raise _wrong(op, axis, side, "is a partial result, though nothing was reduced over the axis")
+            return
+        contradictions = []
+        for factor in rule.factors:
+            found = self.try_factor(rule, factor, operands, results)
+            if found is None:
+                return
+            contradictions.append(found)
+        closest, reason, _ = max(contradictions, key=lambda item: item[2]) if contradictions else (split[0], "is split", 0)
+        raise _wrong(op, axis, closest, reason)
+
+    def try_factor(self, rule: FactorRule, factor: str, operands: list[_Side], results: list[_Side]) -> tuple[_Side, str, int] | None:
+        """Return None if the op is right with `factor` split, else the side that contradicts, why, and how many sides agreed."""
+        sides = (*operands, *results)
+        if factor in rule.whole:
+            return sides[0], f"splits factor {factor}, which the op needs whole", 0
+        held: set[Held] = set()
+        reduced = any(factor in dim for side in operands for dim in side.dims)
+        for agreed, side in enumerate(sides):
+            at = next((i for i, dim in enumerate(side.dims) if factor in dim), None)
+            if at is None:
+                want = rule.reduce.get(factor, "sum") if reduced and agreed >= len(operands) else None
+                if side.layout != want:
+                    return side, f"should be {want or 'whole'} when factor {factor} is split", agreed
+                continue
+            if not isinstance(side.layout, tuple) or side.layout[0] != at:
+                return side, f"should be split along factor {factor}", agreed
+            indices = self.held(rule, side, at, factor)
+            if indices is None:
+                return side, f"has shards that cut through factor {factor}", agreed
+            held.add(indices)
+        return None if len(held) == 1 else (sides[0], f"splits factor {factor} at other places than its fellows", len(sides))
+
+    def held(self, rule: FactorRule, side: _Side, at: int, factor: str) -> Held | None:
+        """Return which indices of `factor` each device looked at holds, None if one does not hold whole indices of it.
+
+        All axes that split the dim count, not only the one that is being checked.
+        """
+        outer, inner = rule.outer_inner(side.dims[at], factor)
+        parts, n, size = _sharding(side.value).dims[at], side.value.type.shape[at], rule.sizes[factor]
+        key = (n, parts, outer, inner, size)
+        if key not in self._known:
+            axes = [part.axis for part in parts]
+            points = itertools.product(*(_some(self.mesh.size(axis)) for axis in axes))
+            rows = [self.indices(n, parts, dict(zip(axes, point, strict=True)), outer, inner, size) for point in points]
+            self._known[key] = None if None in rows else tuple(row for row in rows if row is not None)
+        return self._known[key]
+
+    def indices(self, n: int, parts: tuple[AxisPart, ...], point: dict[str, int], outer: int, inner: int, size: int) -> bytes | None:
+        """Return the indices of one factor that the device at `point` holds, None if it holds some of them in part."""
+        ranges = intervals(n, parts, self.mesh, point)
+        positions = np.concatenate([np.arange(lo, hi) for lo, hi in ranges])
+        found = np.unique(positions // inner % size)
+        return found.tobytes() if len(positions) == outer * len(found) * inner else None
+
+
+def _some(ways: int) -> list[int]:
+    """Return the first, a middle and the last indices of an axis."""
+    return sorted({0, ways // 2, max(ways - 2, 0), ways - 1})
 
 
 def _wrong(op: Op, axis: str, side: _Side, reason: str) -> VerifyError:
@@ -117,58 +176,3 @@ def _check_pending(op: Op, axis: str, operands: list[_Side], results: list[_Side
     for side in results:
         if side.layout not in kinds:
             raise _wrong(op, axis, side, "must be a partial result like the operand")
-
-
-def _try_factor(rule: FactorRule, factor: str, ways: int, operands: list[_Side], results: list[_Side]) -> tuple[_Side, str, int] | None:
-    """Return None if the op is right with `factor` split, else the side that contradicts, why, and how many sides agreed."""
-    agreed = 0
-    if factor in rule.whole:
-        return operands[0] if operands else results[0], f"splits factor {factor}, which the op needs whole", agreed
-    found: set[Coordinates] = set()
-    seen = False
-    for side in (*operands, *results):
-        at = next((i for i, dim in enumerate(side.dims) if factor in dim), None)
-        is_result = any(side is other for other in results)
-        if at is None:
-            want = rule.reduce.get(factor, "sum") if is_result and seen else None
-            if side.layout != want:
-                return side, f"should be {want or 'whole'} when factor {factor} is split", agreed
-        else:
-            seen = seen or not is_result
-            if not isinstance(side.layout, tuple) or side.layout[0] != at:
-                return side, f"should be split along factor {factor}", agreed
-            held = _coordinates(rule, side, at, factor, ways)
-            if held is None:
-                return side, f"has shards that cut through factor {factor}", agreed
-            found.add(held)
-        agreed += 1
-    if len(found) != 1:
-        return (operands or results)[0], f"splits factor {factor} at other places than its fellows", agreed
-    return None
-
-
-def _coordinates(rule: FactorRule, side: _Side, at: int, factor: str, ways: int) -> Coordinates | None:
-    """Return which indices of `factor` some shards hold, None if a shard does not hold whole indices of it."""
-    assert isinstance(side.layout, tuple)
-    outer, inner = rule.outer_inner(side.dims[at], factor)
-    part = side.layout[1]
-    return _held(side.value.type.shape[at], part.blocks, part.unit, ways, outer, inner, rule.sizes[factor])
-
-
-@lru_cache(maxsize=4096)
-def _held(n: int, blocks: int, unit: int, ways: int, outer: int, inner: int, size: int) -> Coordinates | None:
-    mesh = Mesh((("x", ways),))
-    rows = []
-    for shard in _some_shards(ways):
-        ranges = intervals(n, (AxisPart("x", blocks, unit),), mesh, {"x": shard})
-        indices = np.concatenate([np.arange(lo, hi) for lo, hi in ranges])
-        coordinates = np.unique(indices // inner % size)
-        if len(indices) != outer * len(coordinates) * inner:
-            return None
-        rows.append(tuple(int(c) for c in (*coordinates[:1], *coordinates[-1:], len(coordinates))))
-    return tuple(rows)
-
-
-def _some_shards(ways: int) -> Iterator[int]:
-    """Yield the first, a middle and the last shards: short and empty ones are last."""
-    yield from sorted({0, ways // 2, max(ways - 2, 0), ways - 1})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch.utils import _pytree as pytree
 
 from maniple.verify.compare import Tensor
 
-StepFunction = Callable[[nn.Module, Optimizer, Any], Any]
 _NUMPY_HAS_NO = (torch.bfloat16, torch.float16)
 
 
@@ -51,7 +49,6 @@ def run_steps(
     step: Callable[[Any], Any],
     batches: Callable[[int], Any],
     num_steps: int,
-    mode: Callable[[], AbstractContextManager[object]] = nullcontext,
     on_step: Callable[[float | None], None] = lambda _loss: None,
 ) -> dict[str, Tensor]:
     """Run `num_steps` steps and return every tensor that they leave, with the result of each step.
@@ -61,15 +58,12 @@ def run_steps(
         step: takes a batch, returns what the user's step returns.
         batches: number of the step to batch.
         num_steps: how many.
-        mode: context in which the steps run.
         on_step: told of each step's loss.
     """
     scheduler = _scheduler(subject.optimizer, num_steps)
     found: dict[str, Tensor] = {}
     for number in range(num_steps):
-        batch = batches(number)
-        with mode():
-            result = step(batch)
+        result = step(batches(number))
         scheduler.step()
         for name, value in _leaves(result):
             found[f"step{number}.{name}"] = to_tensor("loss", value)

@@ -80,5 +80,5 @@ def test_no_legate(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_library_that_does_not_load_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "librealm-legate.so").write_text("no library")
     monkeypatch.setattr(library, "realm_path", lambda: tmp_path / "librealm-legate.so")
-    with pytest.raises(EngineError, match="cannot load librealm-legate.so"):
+    with pytest.raises(EngineError, match=r"cannot load librealm-legate\.so"):
         library.load_realm()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -37,8 +38,7 @@ WAYS: dict[str, tuple[str, int]] = {
     "SIGTERM_while_bodies_run": ("threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start(); run(slow)", -15),
     "SIGINT_while_bodies_run": ("threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start(); run(slow)", 1),
     "SIGTERM_handler_that_exits": (
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(6)); threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start(); "
-        "run(slow)", 6,
+        "exit_at_sigterm(); threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start(); run(slow)", 6,
     ),
     "a_daemon_thread_runs_steps": ("threading.Thread(target=forever, daemon=True).start(); time.sleep(0.1)", 0),
     "closed_and_started_again": ("run(); PROCESS.close(); run()", 0),
@@ -65,6 +65,9 @@ PROGRAM = """
 
     def exit_3(local):
         return lambda *operands: sys.exit(3)
+
+    def exit_at_sigterm():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(6))
 
     def forever():
         while True:
@@ -159,6 +162,21 @@ def test_closing_and_more_processors_start_realm_again() -> None:
     PROCESS.close()
     for engine in engines:
         assert same(engine.run(graph, inputs), want)
+
+
+def test_signal_handlers_stay_when_realm_starts_and_stops() -> None:
+    seen: list[int] = []
+    PROCESS.close()
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        old = signal.signal(number, lambda number, _: seen.append(number))
+        try:
+            with PROCESS.runtime(1):
+                signal.raise_signal(number)
+            PROCESS.close()
+            signal.raise_signal(number)
+        finally:
+            signal.signal(number, old)
+    assert seen == [signal.SIGINT] * 2 + [signal.SIGUSR1] * 2
 
 
 def in_child(function: Callable[[], None]) -> int:

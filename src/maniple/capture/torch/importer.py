@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from maniple.ir.program import Input, Op, Output, Program, Value
 from maniple.ops.builder import Builder
 from maniple.ops.catalog import CATALOG
 
+_LIFTS = ("aten.lift_fresh.default", "aten.lift_fresh_copy.default")
 _UNMAPPED = "write it with other ops, or add a row to maniple/capture/torch/table"
 
 
@@ -84,7 +86,10 @@ class _Importer:
 
     def _add_input(self, node: fx.Node, name: str, kind: Any, value: Tensor | torch.SymFloat) -> None:  # InputKind
         taken = {item.value.name for item in self.inputs}
-        unique = f"{kind}.{name}" if name in taken or name.isdigit() else name
+        unique = re.sub(r"[^\w.:/$-]", "_", name)
+        unique = f"{kind}.{unique}" if unique in taken or unique.isdigit() else unique
+        while unique in taken:
+            unique += "_"
         made = Value(unique, TensorType("f64") if isinstance(value, torch.SymFloat) else type_of(value))
         self.inputs.append(Input(made, kind, name))
         self.env[node] = Scalar(made) if isinstance(value, torch.SymFloat) else made
@@ -93,7 +98,7 @@ class _Importer:
         origin = self.origins[node]
         self.builder.phase, self.builder.location = origin.phase, origin.location
         if node.op == "get_attr":
-            self.env[node] = self._constant(str(node.target))
+            self.env[node] = self._constant(node)
             return
         args = fx.node.map_arg(node.args, self._read)
         kwargs = fx.node.map_arg(node.kwargs, self._read)
@@ -132,26 +137,31 @@ class _Importer:
             return value
         self.builder.location = None
         if isinstance(item, Tensor):
-            return self._tensor(item)
+            return self._tensor(item, is_fresh=False)
         assert isinstance(item, bool | int | float), "outputs are tensors or numbers"
         return self.builder.constant(item, "bool" if isinstance(item, bool) else "i64" if isinstance(item, int) else "f64")
 
-    def _constant(self, target: str) -> Value:
+    def _constant(self, node: fx.Node) -> Value:
         owner: Any = self.trace.module
-        for word in target.split("."):
+        for word in str(node.target).split("."):
             owner = getattr(owner, word)
-        return self._tensor(owner)
+        return self._tensor(owner, is_fresh=all(_name(user) in _LIFTS for user in node.users))
 
-    def _tensor(self, tensor: Tensor) -> Value:
-        """Return a tensor that exists: a constant if all its elements are one number, else an input."""
+    def _tensor(self, tensor: Tensor, *, is_fresh: bool) -> Value:
+        """Return a tensor that exists: an input, as it may be another at the next step, unless the step makes it anew each time.
+
+        Args:
+            tensor: what tracing found.
+            is_fresh: whether the step itself makes it of Python numbers; it is a constant if these are all one number.
+        """
         known = getattr(tensor, "constant", None)  # of a fake tensor
         tensor = known if isinstance(known, Tensor) else tensor
         for item in self.constants:
             if item.get() is tensor:
                 return self._input(item.name)
         with unset_fake_temporarily():
-            first = tensor.flatten()[0].item() if tensor.numel() and not isinstance(tensor, FakeTensor) else 0
-            is_uniform = not isinstance(tensor, FakeTensor) and bool((tensor == first).all())
+            first = tensor.flatten()[0].item() if is_fresh and tensor.numel() and not isinstance(tensor, FakeTensor) else 0
+            is_uniform = is_fresh and not isinstance(tensor, FakeTensor) and bool((tensor == first).all())
         if is_uniform:
             return self.emitter.full(first, type_of(tensor))
         name = f"constant.{len(self.constants)}"
@@ -183,13 +193,13 @@ def _needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _origins(graph: fx.Graph) -> Mapping[fx.Node, Origin]:
-    """Return each node's origin; a guess of `update` on which forward ops depend becomes `forward`."""
+    """Return each node's origin; a guess of `update` on which forward or backward ops depend becomes `forward`."""
     found: dict[fx.Node, Origin] = {}
     last = Origin("forward", Location())
     for node in graph.nodes:
         last = found[node] = node.meta.get(ORIGIN, last)
     for node in reversed(graph.nodes):
-        if found[node].is_loose and any(found[user].phase == "forward" for user in node.users if user.op == "call_function"):
+        if found[node].is_loose and any(found[user].phase != "update" for user in node.users if user.op == "call_function"):
             found[node] = replace(found[node], phase="forward", is_loose=False)
     return found
 

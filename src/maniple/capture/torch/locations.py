@@ -94,6 +94,20 @@ class StepPosition:
             return "update", False
         return ("update", True) if self.had_backward and not self.stack else ("forward", False)
 
+    def _outside(self, closure: Any) -> Any:
+        """Return a closure given to an optimizer so that it does not run as part of the update."""
+        if not callable(closure):
+            return closure
+
+        def run(*args: Any, **kwargs: Any) -> Any:  # passed on
+            inside, self.num_optimizer = self.num_optimizer, 0
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self.num_optimizer = inside
+
+        return run
+
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Follow modules and optimizers through torch's global hooks."""
@@ -105,8 +119,10 @@ class StepPosition:
         def leave_module(_module: torch.nn.Module, _args: object, _result: object) -> None:
             self.stack.pop()
 
-        def enter_optimizer(*_: object) -> None:
+        def enter_optimizer(_optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             self.num_optimizer += 1
+            wrapped = {key: self._outside(value) if key == "closure" else value for key, value in kwargs.items()}
+            return tuple(self._outside(value) for value in args), wrapped
 
         def leave_optimizer(*_: object) -> None:
             self.num_optimizer -= 1

@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from maniple.base.errors import CaptureError
 from maniple.capture.torch.batch import BatchStructure, ResultStructure, result_structure
+from maniple.capture.torch.fake import FakeTensors
 from maniple.capture.torch.hyperparameters import Number, NumberGuard, Symbols, find_numbers
 from maniple.capture.torch.locations import OriginMode, StepPosition
 from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, libraries_told, schedulers_refused
@@ -276,7 +277,7 @@ def trace_step(
         Exception: what torch or the user's code raises.
     """
     env = ShapeEnv(allow_dynamic_output_shape_ops=False)
-    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    mode = FakeTensors(shape_env=env, allow_non_fake_inputs=True)
     symbols = Symbols(env)
     tracer = _Tracer(step_fn, bound, user_args, batch, batch_leaves, promote)
     tracer.collect(mode, symbols)

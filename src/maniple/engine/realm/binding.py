@@ -76,7 +76,11 @@ class Runtime:
             raise EngineError("this process has a Realm runtime already: Legate's or Legion's", hint="run Maniple in a process of its own")
         self.call("realm_runtime_create", byref(self.pointer))
         self._init(num_processors)
-        self.processors = self._find_processors(num_processors)
+        try:
+            self.processors = self._find_processors(num_processors)
+        except BaseException:
+            self.close()
+            raise
 
     def _init(self, num_processors: int) -> None:
         # csize 0: memory is torch's. Kernel threads: Python needs them. Levels: that there is no GPU, and that cores are not reserved,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 
@@ -16,7 +17,8 @@ from maniple.engine.realm.process import PROCESS
 from maniple.mesh.mesh import Mesh
 from maniple.taskgraph.graph import TaskGraph
 
-_KEPT_PLANS = 4
+NUM_PLANS: Final = 8
+"""Graphs that an engine keeps plans for: batch shapes that take turns, training and evaluation."""
 
 
 class RealmEngine:
@@ -75,5 +77,5 @@ class RealmEngine:
         found = next((plan for plan in self._plans if plan.graph is graph), None)
         if found is None:
             found = Plan(graph, self._compile)
-        self._plans = [*(plan for plan in self._plans if plan is not found), found][-_KEPT_PLANS:]
+        self._plans = [*(plan for plan in self._plans if plan is not found), found][-NUM_PLANS:]
         return found

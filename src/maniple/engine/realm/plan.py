@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from maniple.engine.bodies import Bodies
+from maniple.engine.bodies import Bodies, reads_and_writes
 from maniple.engine.protocol import CompileBody
 from maniple.engine.realm.binding import Runtime
 from maniple.engine.realm.placement import Allocation, Placement
@@ -53,8 +53,9 @@ class Plan:
 
     def _point(self, point: PointTask) -> PointRun:
         task, placement = self.graph.tasks[point.task], self._placement
-        reads = [placement.read(access, point.device) for access in task.accesses if access.privilege == "read"]
-        writes = [placement.write(task, access, point.device) for access in task.accesses if access.privilege == "write"]
+        taken, made = reads_and_writes(task)
+        reads = [placement.read(access, point.device) for access in taken]
+        writes = [placement.write(task, access, point.device) for access in made]
         body = self.bodies.at(task, placement.points[point.device]) if task.kind == "compute" else None
         return PointRun(task, self._values, placement.names, reads, writes, body)
 

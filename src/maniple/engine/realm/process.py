@@ -13,6 +13,7 @@ from typing import Final
 from maniple.base.errors import EngineError
 from maniple.engine.realm.binding import FIRST_TASK, Runtime
 from maniple.engine.realm.library import load_realm, load_spawn_list
+from maniple.engine.realm.signals import handlers_kept
 
 _EXIT_S: Final = 10.0
 """Seconds that leaving the interpreter waits for a step of another thread."""
@@ -54,7 +55,8 @@ class Process:
             atexit.register(self._exit)
             os.register_at_fork(after_in_child=self._forked)
         realm, helper = self._libraries
-        self._runtime = Runtime(realm, num_processors)
+        with handlers_kept(defaults=False):
+            self._runtime = Runtime(realm, num_processors)
         self._runtime.register(FIRST_TASK, cast(helper.maniple_run, c_void_p).value or 0)
 
     def close(self) -> None:
@@ -62,7 +64,8 @@ class Process:
         with self._lock:
             runtime, self._runtime = self._runtime, None
             if runtime is not None:
-                runtime.close()
+                with handlers_kept(defaults=True):
+                    runtime.close()
 
     def _exit(self) -> None:
         if not self._lost and self._lock.acquire(timeout=_EXIT_S):

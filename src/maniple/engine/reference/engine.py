@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
 from maniple.base.errors import EngineError, ManipleError
-from maniple.engine.bodies import Bodies, body_failed, check_inputs
+from maniple.engine.bodies import Bodies, body_failed, check_inputs, reads_and_writes
 from maniple.engine.protocol import CompileBody
 from maniple.engine.reference.store import Store, detached
 from maniple.mesh.mesh import Mesh, Point
 from maniple.taskgraph.graph import Task, TaskGraph
+
+NUM_PLANS: Final = 8
+"""Graphs that an engine keeps bodies for: batch shapes that take turns, training and evaluation."""
 
 
 class ReferenceEngine:
@@ -28,7 +33,7 @@ class ReferenceEngine:
     def __init__(self, compile_body: CompileBody[torch.Tensor], rng: random.Random | None = None) -> None:
         """Make an engine that has compiled nothing yet."""
         self._compile, self._rng = compile_body, rng
-        self._plan: _Plan | None = None
+        self._plans: OrderedDict[int, _Plan] = OrderedDict()
 
     def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:  # noqa: ARG002  # part of the protocol
         """Return the axes along which devices share memory: none; see `Engine.shared_axes`."""
@@ -37,20 +42,18 @@ class ReferenceEngine:
     @property
     def num_bodies(self) -> int:
         """Number of bodies compiled for the graph that ran last."""
-        return len(self._plan.bodies) if self._plan else 0
+        return len(next(reversed(self._plans.values())).bodies) if self._plans else 0
 
     def run(self, graph: TaskGraph, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the step once; see `Engine.run`.
 
-        Bodies are compiled when first met and kept while calls bring the same graph.
+        Bodies are compiled when first met and kept for the `NUM_PLANS` graphs that ran last.
 
         Raises:
             EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails.
         """
         check_inputs(graph, inputs)
-        if self._plan is None or self._plan.graph is not graph:
-            self._plan = _Plan(graph, self._compile)
-        plan = self._plan
+        plan = self._plan(graph)
         with torch.no_grad():
             store = Store(graph, inputs)
             for number, device in plan.order(self._rng):
@@ -58,10 +61,17 @@ class ReferenceEngine:
             outputs = {name: store.whole(buffer) for buffer, name in graph.outputs}
             return detached(outputs, inputs)
 
+    def _plan(self, graph: TaskGraph) -> _Plan:
+        """Return what is kept of `graph`; a plan holds its graph, so that no other has its identity."""
+        plan = self._plans.pop(id(graph), None) or _Plan(graph, self._compile)
+        self._plans[id(graph)] = plan
+        if len(self._plans) > NUM_PLANS:
+            self._plans.popitem(last=False)
+        return plan
+
 
 def _run_point(plan: _Plan, store: Store, task: Task, point: Point) -> None:
-    reads = [access for access in task.accesses if access.privilege == "read"]
-    writes = [access for access in task.accesses if access.privilege == "write"]
+    reads, writes = reads_and_writes(task)
     if any(store.memory.writes(task, access, point) for access in writes):
         operands = [store.read(access, point) for access in reads]
         results = _results(plan, task, point, operands)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from maniple.capture.torch.table.contract import CONTRACT
 from maniple.capture.torch.table.create import CREATE
+from maniple.capture.torch.table.divide import DIVIDE
 from maniple.capture.torch.table.elementwise import ELEMENTWISE
 from maniple.capture.torch.table.gradients import GRADIENTS
 from maniple.capture.torch.table.indexing import INDEXING
@@ -24,7 +25,7 @@ from maniple.capture.torch.table.views import VIEWS
 
 Row = Callable[..., Any]
 
-_FAMILIES = (CONTRACT, CREATE, ELEMENTWISE, GRADIENTS, INDEXING, LAYERS, LOSS, NORMALIZE, REDUCE, VIEWS)
+_FAMILIES = (CONTRACT, CREATE, DIVIDE, ELEMENTWISE, GRADIENTS, INDEXING, LAYERS, LOSS, NORMALIZE, REDUCE, VIEWS)
 
 ATEN: Final[Mapping[str, Row]] = MappingProxyType({name: row for family in _FAMILIES for name, row in family.items()})
 

@@ -61,22 +61,6 @@ def _rsub(e: Emitter, x: Operand, y: Operand, alpha: Operand = 1) -> Value:
     return _sub(e, y, x, alpha)
 
 
-def _div(e: Emitter, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
-    if rounding_mode is None:
-        return e.elementwise("divide", x, y, dtype=e.out.dtype)
-    wide = e.out.dtype if e.out.is_float else "f64"
-    quotient = e.elementwise("divide", x, y, dtype=wide)
-    if rounding_mode == "floor":
-        return e.cast(e("floor", quotient), e.out.dtype)
-    down, up = e("floor", quotient), e("ceil", quotient)
-    is_negative = e.elementwise("compare_lt", quotient, 0.0)
-    return e.cast(e("select", is_negative, up, down), e.out.dtype)
-
-
-def _floor_divide(e: Emitter, x: Operand, y: Operand) -> Value:
-    return _div(e, x, y, "floor")
-
-
 def _reciprocal(e: Emitter, x: Value) -> Value:
     return e.elementwise("divide", 1, x, dtype=e.out.dtype)
 
@@ -248,10 +232,6 @@ def _expm1(e: Emitter, x: Value) -> Value:
     return e.elementwise("subtract", e.elementwise("exponential", x, dtype=e.out.dtype), 1)
 
 
-def _trunc(e: Emitter, x: Value) -> Value:
-    return e.select(e.elementwise("compare_lt", x, 0), e("ceil", x), e("floor", x), x.type.dtype)
-
-
 def _scalar_tensor(e: Emitter, value: Operand, dtype: torch.dtype | None = None, **_options: Any) -> Value:  # layout, device
     kind = DTYPES[dtype] if dtype else e.out.dtype
     return e.full(value, TensorType(kind)) if not isinstance(value, Scalar) else e.cast(value.value, kind)
@@ -272,13 +252,11 @@ ELEMENTWISE: Final[dict[str, Row]] = {
     **{f"aten.bitwise_{name}.{form}": _binary(name) for name in ("and", "or", "xor") for form in ("Tensor", "Scalar")},
     **{f"aten.logical_{name}.default": _logical(name) for name in ("and", "or", "xor", "not")},
     **{f"aten.{name}.{form}": row for name, row in (("add", _add), ("sub", _sub), ("rsub", _rsub)) for form in ("Tensor", "Scalar")},
-    **{f"aten.div.{form}": _div for form in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")},
     **{f"aten.pow.{form}": _pow for form in ("Tensor_Scalar", "Tensor_Tensor", "Scalar")},
     **{f"aten.lerp.{form}": _lerp for form in ("Scalar", "Tensor")},
     **{f"aten.where.{form}": _where for form in ("self", "ScalarOther", "ScalarSelf", "Scalar")},
     **{f"aten.masked_fill.{form}": _masked_fill for form in ("Scalar", "Tensor")},
     **{f"aten.mul.{form}": _binary("multiply") for form in ("Tensor", "Scalar")},
-    **{f"aten.remainder.{form}": _binary("remainder") for form in ("Tensor", "Scalar", "Scalar_Tensor")},
     **{f"aten.clamp.{form}": _clamp for form in ("default", "Tensor")},
     **{f"aten.clamp_min.{form}": _binary("maximum") for form in ("default", "Tensor")},
     **{f"aten.clamp_max.{form}": _clamp_max for form in ("default", "Tensor")},
@@ -287,7 +265,6 @@ ELEMENTWISE: Final[dict[str, Row]] = {
     "aten.bitwise_not.default": _unary("not"),
     "aten.maximum.default": _binary("maximum"),
     "aten.minimum.default": _binary("minimum"),
-    "aten.floor_divide.default": _floor_divide,
     "aten.reciprocal.default": _reciprocal,
     "aten.addcmul.default": _addcmul,
     "aten.addcdiv.default": _addcdiv,
@@ -312,6 +289,5 @@ ELEMENTWISE: Final[dict[str, Row]] = {
     "aten.isinf.default": _is_inf,
     "aten.isfinite.default": _is_finite,
     "aten.expm1.default": _expm1,
-    "aten.trunc.default": _trunc,
     "aten.scalar_tensor.default": _scalar_tensor,
 }

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from maniple.base.types import TensorType
 from maniple.capture.torch.emit import Emitter, Number, Scalar
+from maniple.capture.torch.table.divide import floor_quotient, remainder
 from maniple.ir.program import Value
 
 ScalarOperand = Scalar | Number
@@ -24,7 +25,7 @@ def _widest(operands: Sequence[ScalarOperand]) -> str:
 
 def _arithmetic(name: str, dtype: str = "") -> Callable[..., Scalar]:
     def row(e: Emitter, *operands: ScalarOperand) -> Scalar:
-        kind = dtype or max(_widest(operands), "i64", key=("bool", "i64", "f64").index)
+        kind = dtype or _number_dtype(*operands)
         return Scalar(e(name, *(e.value(x, kind) for x in operands)))
 
     return row
@@ -45,10 +46,17 @@ def _convert(dtype: str) -> Callable[..., Scalar]:
     return row
 
 
+def _number_dtype(*operands: ScalarOperand) -> str:
+    """Return what arithmetic gives: i64 or f64."""
+    return max(_widest(operands), "i64", key=("bool", "i64", "f64").index)
+
+
 def _floor_divide(e: Emitter, x: ScalarOperand, y: ScalarOperand) -> Scalar:
-    if _widest((x, y)) != "f64":
-        raise NotImplementedError("floor division of computed integers")
-    return Scalar(e("floor", e("divide", e.value(x, "f64"), e.value(y, "f64"))))
+    return Scalar(floor_quotient(e, x, y, _number_dtype(x, y)))
+
+
+def _modulo(e: Emitter, x: ScalarOperand, y: ScalarOperand) -> Scalar:
+    return Scalar(remainder(e, x, y, _number_dtype(x, y)))
 
 
 def _log(e: Emitter, x: ScalarOperand) -> Scalar:
@@ -77,6 +85,7 @@ SCALARS: Final[dict[str, Callable[..., Any]]] = {
     "mul": _arithmetic("multiply"),
     "truediv": _arithmetic("divide", "f64"),
     "floordiv": _floor_divide,
+    "mod": _modulo,
     "pow": _arithmetic("power", "f64"),
     "neg": _arithmetic("negate"),
     "abs": _arithmetic("abs"),

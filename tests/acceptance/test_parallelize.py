@@ -1,0 +1,438 @@
+"""Acceptance: `maniple.parallelize` in a training loop that knows nothing of it: same numbers, same objects, same habits as eager."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+
+import maniple
+from maniple.base.errors import EngineError, ManipleError
+
+Batch = dict[str, Tensor]
+STRATEGIES = ["dp=2", "tp=2", "dp=2 tp=2 zero=3", "dp=3 zero=2"]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 10)
+        self.norm = nn.LayerNorm(10)
+        self.head = nn.Linear(10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(F.gelu(self.fc(x))))
+
+
+def train_step(model: nn.Module, optimizer: Optimizer, batch: Batch) -> Tensor:
+    loss = F.cross_entropy(model(batch["x"]), batch["y"])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def batch_of(number: int, rows: int = 12) -> Batch:
+    generator = torch.Generator().manual_seed(100 + number)
+    return {
+        "x": torch.randn(rows, 6, dtype=torch.float64, generator=generator),
+        "y": torch.randint(0, 4, (rows,), generator=generator),
+    }
+
+
+def made(model: nn.Module | None = None, make: Callable[..., Optimizer] = AdamW, **options: Any) -> tuple[nn.Module, Optimizer]:
+    torch.manual_seed(0)
+    model = (model or Net()).double()
+    return model, make(model.parameters(), **{"lr": 1e-2, **options})
+
+
+def pair(model: nn.Module, optimizer: Optimizer) -> tuple[tuple[nn.Module, Optimizer], tuple[nn.Module, Optimizer]]:
+    """Return the two and a copy of them."""
+    return (model, optimizer), copy.deepcopy((model, optimizer))
+
+
+def tensors(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from tensors(f"{prefix}.{key}", item)
+    elif isinstance(value, list | tuple):
+        for at, item in enumerate(value):
+            yield from tensors(f"{prefix}.{at}", item)
+    else:
+        yield prefix, value
+
+
+def assert_same(one: tuple[nn.Module, Optimizer], other: tuple[nn.Module, Optimizer], rtol: float = 1e-9) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        found, expected = dict(tensors("", mine.state_dict())), dict(tensors("", theirs.state_dict()))
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            if isinstance(value, Tensor):
+                assert found[name].dtype == value.dtype, name
+                torch.testing.assert_close(found[name], value, rtol=rtol, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+            else:
+                assert found[name] == value, name
+
+
+def run(
+    mine: tuple[nn.Module, Optimizer], theirs: tuple[nn.Module, Optimizer], strategy: str, steps: int = 3, function: Any = train_step
+) -> maniple.Step:
+    """Train both, one in parallel and one eagerly, and compare losses and state after each step."""
+    step = maniple.parallelize(function, *mine, strategy=strategy)
+    for number in range(steps):
+        batch = batch_of(number)
+        torch.testing.assert_close(step(batch), function(*theirs, batch), rtol=1e-10, atol=1e-12)
+        assert_same(mine, theirs)
+    return step
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_loop_with_a_scheduler_outside(strategy: str) -> None:
+    mine, theirs = pair(*made())
+    schedulers = [OneCycleLR(optimizer, max_lr=0.05, total_steps=8) for _, optimizer in (mine, theirs)]
+    step = maniple.parallelize(train_step, *mine, strategy=strategy)
+    for number in range(5):
+        batch = batch_of(number)
+        loss = step(batch)
+        torch.testing.assert_close(loss, train_step(*theirs, batch).detach(), rtol=1e-10, atol=0)
+        for scheduler in schedulers:
+            scheduler.step()
+        assert_same(mine, theirs)
+        assert mine[1].param_groups[0]["lr"] == theirs[1].param_groups[0]["lr"]
+    assert step.num_steps == 5
+    assert len(step.compiled) == 2  # the first step, which makes the optimizer's state, and all the others
+
+
+def test_objects_stay_the_same() -> None:
+    model, optimizer = made()
+    before = {name: (parameter, parameter.data_ptr()) for name, parameter in model.named_parameters()}
+    step = maniple.parallelize(train_step, model, optimizer, strategy="dp=2")
+    step(batch_of(0))
+    moments = {id(p): optimizer.state[p]["exp_avg"] for p in model.parameters()}
+    step(batch_of(1))
+    for name, parameter in model.named_parameters():
+        assert parameter is before[name][0]
+        assert parameter.data_ptr() == before[name][1]
+        assert optimizer.state[parameter]["exp_avg"] is moments[id(parameter)]
+        assert parameter.grad is None
+        assert parameter.requires_grad
+        assert parameter.is_leaf
+
+
+@pytest.mark.parametrize("strategy", ["dp=2", "dp=2 tp=2 zero=3"])
+def test_state_loaded_midway_counts(strategy: str) -> None:
+    mine, theirs = pair(*made())
+    step = maniple.parallelize(train_step, *mine, strategy=strategy)
+    for number in range(2):
+        step(batch_of(number))
+    saved = copy.deepcopy([item.state_dict() for item in mine])
+    for number in range(2, 4):
+        step(batch_of(number))
+    for part, state in zip(mine, saved, strict=True):
+        part.load_state_dict(state)
+    for part, state in zip(theirs, saved, strict=True):
+        part.load_state_dict(copy.deepcopy(state))
+    for number in range(7, 9):
+        step(batch_of(number))
+        train_step(*theirs, batch_of(number))
+        assert_same(mine, theirs)
+    with torch.no_grad():
+        for model in (mine[0], theirs[0]):
+            model.fc.weight.mul_(0.5)  # type: ignore[union-attr, operator]  # a linear layer
+    step(batch_of(9))
+    train_step(*theirs, batch_of(9))
+    assert_same(mine, theirs)
+
+
+def test_state_loaded_into_a_fresh_optimizer() -> None:
+    """Resuming: the first step of a process is then no first step of the optimizer."""
+    old_model, old_optimizer = made()
+    for number in range(2):
+        train_step(old_model, old_optimizer, batch_of(number))
+    mine, theirs = pair(*made())
+    for model, optimizer in (mine, theirs):
+        model.load_state_dict(old_model.state_dict())
+        optimizer.load_state_dict(copy.deepcopy(old_optimizer.state_dict()))
+    step = run(mine, theirs, "dp=2 zero=1", steps=2)
+    assert len(step.compiled) == 1
+
+
+def recompiles(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "maniple" and "compiling again" in record.getMessage()]
+
+
+CHANGES: dict[str, tuple[Callable[[nn.Module, Optimizer], Any], str]] = {
+    "weight decay": (lambda _model, optimizer: optimizer.param_groups[0].update(weight_decay=0.3), "weight_decay"),
+    "eps": (lambda _model, optimizer: optimizer.param_groups[0].update(eps=1e-3), "eps"),
+    "frozen": (lambda model, _optimizer: model.fc.weight.requires_grad_(False), "fc.weight"),
+    "attribute": (lambda model, _optimizer: setattr(model.norm, "eps", 0.1), "norm"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("strategy", ["dp=2", "dp=2 zero=2"])
+def test_what_is_part_of_the_plan_compiles_again(name: str, strategy: str, caplog: pytest.LogCaptureFixture) -> None:
+    change, words = CHANGES[name]
+    mine, theirs = pair(*made())
+    step = run(mine, theirs, strategy, steps=2)
+    for model, optimizer in (mine, theirs):
+        change(model, optimizer)
+    with caplog.at_level(logging.INFO, "maniple"):
+        for number in range(2):
+            step(batch_of(number))
+            train_step(*theirs, batch_of(number))
+            assert_same(mine, theirs)
+    (message,) = recompiles(caplog)
+    assert words in message
+
+
+def test_numbers_that_are_inputs_do_not_compile_again(caplog: pytest.LogCaptureFixture) -> None:
+    mine, theirs = pair(*made())
+    step = run(mine, theirs, "dp=2", steps=2)
+    with caplog.at_level(logging.INFO, "maniple"):
+        for lr, betas in ((0.3, (0.5, 0.9)), (1e-4, (0.8, 0.99))):
+            for _, optimizer in (mine, theirs):
+                optimizer.param_groups[0].update(lr=lr, betas=betas)
+            step(batch_of(3))
+            train_step(*theirs, batch_of(3))
+            assert_same(mine, theirs)
+    assert recompiles(caplog) == []
+    assert len(step.compiled) == 2
+
+
+def test_another_batch_shape_compiles_again_and_is_remembered(caplog: pytest.LogCaptureFixture) -> None:
+    mine, theirs = pair(*made())
+    step = run(mine, theirs, "dp=2", steps=2)
+    with caplog.at_level(logging.INFO, "maniple"):
+        for rows in (7, 12, 7):  # 7 do not divide by 2
+            step(batch_of(0, rows))
+            train_step(*theirs, batch_of(0, rows))
+            assert_same(mine, theirs)
+    assert len(step.compiled) == 3
+    assert "batch.x" in recompiles(caplog)[0]
+
+
+def test_eval_mode() -> None:
+    mine, theirs = pair(*made(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))))
+    for model, _ in (mine, theirs):
+        model.eval()
+    step = run(mine, theirs, "dp=2", steps=2)
+    before = mine[0].state_dict()["1.running_mean"].clone()
+    mine[0].train()
+    first = step(batch_of(0)).clone()
+    assert not torch.equal(mine[0].state_dict()["1.running_mean"], before)
+    assert not torch.equal(step(batch_of(0)), first)
+    mine[0].eval()
+    theirs[0].load_state_dict(mine[0].state_dict())
+    theirs[1].load_state_dict(copy.deepcopy(mine[1].state_dict()))
+    step(batch_of(1))
+    train_step(*theirs, batch_of(1))
+    assert_same(mine, theirs)
+
+
+def snapshot(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    return copy.deepcopy(dict(tensors("", [model.state_dict(), optimizer.state_dict()])))
+
+
+def assert_untouched(before: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    now = dict(tensors("", [model.state_dict(), optimizer.state_dict()]))
+    assert now.keys() == before.keys()
+    for name, value in before.items():
+        assert torch.equal(now[name], value) if isinstance(value, Tensor) else now[name] == value, name
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_batch_that_does_not_fit_changes_nothing(steps: int) -> None:
+    mine, theirs = pair(*made())
+    step = run(mine, theirs, "dp=2", steps=steps)
+    before = snapshot(*mine)
+    bad = {"x": torch.randn(12, 5, dtype=torch.float64), "y": batch_of(0)["y"]}
+    with pytest.raises(ManipleError):
+        step(bad)
+    assert_untouched(before, *mine)
+    step(batch_of(5))
+    train_step(*theirs, batch_of(5))
+    assert_same(mine, theirs)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("at", [0, 3, -1])
+def test_a_body_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch, steps: int, at: int) -> None:
+    """Some devices have run a task, even the update, when another fails."""
+    from maniple.engine.reference import engine
+
+    mine, theirs = pair(*made())
+    step = run(mine, theirs, "dp=2", steps=steps)
+    before = snapshot(*mine)
+    graph = step.compile(batch_of(5)).plan.graph
+    computing = [task.name for task in graph.tasks if task.kind == "compute"]
+    victim = computing[min(at, len(computing) - 1)]
+    body_run, calls = engine._PointBody.run, []
+
+    def failing(self: Any, task: Any, operands: Any) -> Any:
+        calls.append(task.name)
+        if task.name == victim and calls.count(victim) == 2:
+            raise EngineError("the device fell over")
+        return body_run(self, task, operands)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._PointBody, "run", failing)
+        with pytest.raises(EngineError, match="fell over"):
+            step(batch_of(5))
+    assert_untouched(before, *mine)
+    assert step.num_steps == steps
+    torch.testing.assert_close(step(batch_of(5)), train_step(*theirs, batch_of(5)).detach(), rtol=1e-10, atol=0)
+    assert_same(mine, theirs)
+
+
+def test_the_world_stays_as_it_is() -> None:
+    model, optimizer = made(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4)))
+    step = maniple.parallelize(train_step, model, optimizer, strategy="dp=2")
+    for number in range(2):
+        random_state, default = torch.get_rng_state(), torch.get_default_dtype()
+        batch = batch_of(number)
+        kept = copy.deepcopy(batch)
+        step(batch)
+        assert torch.equal(torch.get_rng_state(), random_state)
+        assert torch.get_default_dtype() == default
+        assert torch.is_grad_enabled()
+        assert all(torch.equal(batch[key], kept[key]) for key in batch)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_frozen_parameters(strategy: str) -> None:
+    model, optimizer = made()
+    model.fc.requires_grad_(False)
+    mine, theirs = pair(model, optimizer)
+    before = model.fc.weight.detach().clone()  # type: ignore[union-attr, operator]  # a linear layer
+    run(mine, theirs, strategy)
+    assert torch.equal(mine[0].fc.weight, before)  # type: ignore[arg-type, union-attr]  # the same
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_parameter_groups(strategy: str) -> None:
+    torch.manual_seed(0)
+    model = Net().double()
+    groups = [{"params": model.fc.parameters(), "lr": 0.1, "weight_decay": 0.5}, {"params": [*model.norm.parameters(), *model.head.parameters()]}]
+    mine, theirs = pair(model, AdamW(groups, lr=1e-3, weight_decay=0.0))
+    run(mine, theirs, strategy)
+
+
+OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
+    "sgd": (SGD, {}),
+    "momentum": (SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+    "nesterov": (SGD, {"momentum": 0.9, "nesterov": True}),
+    "maximize": (SGD, {"maximize": True, "lr": 1e-3}),
+    "adam": (Adam, {"weight_decay": 0.1}),
+    "amsgrad": (Adam, {"amsgrad": True}),
+    "adamw": (AdamW, {"betas": (0.7, 0.9), "eps": 1e-4}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("strategy", ["dp=2 tp=2", "dp=2 zero=3"])
+def test_optimizers(name: str, strategy: str) -> None:
+    make, options = OPTIMIZERS[name]
+    mine, theirs = pair(*made(None, make, **options))
+    run(mine, theirs, strategy)
+
+
+def accumulating_step(model: nn.Module, optimizer: Optimizer, batch: Batch) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for x, y in zip(batch["x"].chunk(2), batch["y"].chunk(2), strict=True):
+        loss = F.cross_entropy(model(x), y) / 2
+        loss.backward()
+        total = total + loss.detach()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+@pytest.mark.parametrize("strategy", ["dp=2", "dp=2 zero=1", "dp=2 zero=2", "dp=2 zero=3", "dp=2 tp=2 zero=2"])
+def test_gradient_accumulation(strategy: str) -> None:
+    mine, theirs = pair(*made())
+    run(mine, theirs, strategy, function=accumulating_step)
+
+
+def test_zero_2_divides_gradients_while_they_accumulate() -> None:
+    model, optimizer = made()
+    step = maniple.parallelize(accumulating_step, model, optimizer, strategy="dp=2 zero=2")
+    step(batch_of(0))
+    gradients = dict(step.last.plan.sharded.program.gradients)
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+    for name, value in gradients.items():
+        assert value.sharding is not None
+        assert isinstance(value.sharding.along("dp"), tuple), name
+
+
+def clipping_step(model: nn.Module, optimizer: Optimizer, batch: Batch) -> dict[str, Tensor]:
+    loss = F.cross_entropy(model(batch["x"]), batch["y"])
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    optimizer.step()
+    optimizer.zero_grad()
+    return {"loss": loss.detach(), "norm": norm}
+
+
+@pytest.mark.parametrize("strategy", ["dp=2", "dp=2 zero=1", "dp=2 zero=2", "dp=2 zero=3", "tp=2", "dp=2 tp=2 zero=3"])
+def test_clipping_by_the_global_norm(strategy: str) -> None:
+    mine, theirs = pair(*made(None, SGD, lr=0.5))
+    step = maniple.parallelize(clipping_step, *mine, strategy=strategy)
+    for number in range(3):
+        got, expected = step(batch_of(number)), clipping_step(*theirs, batch_of(number))
+        assert expected["norm"] > 0.05  # or clipping would do nothing
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
+        assert_same(mine, theirs)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(14, 6)
+        self.fc = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 14, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.fc(self.table(ids)).tanh())
+
+
+def tied_step(model: nn.Module, optimizer: Optimizer, batch: Batch) -> Tensor:
+    ids = (batch["x"] * 3).long().abs() % 14
+    loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_tied_weights(strategy: str) -> None:
+    mine, theirs = pair(*made(Tied()))
+    run(mine, theirs, strategy, function=tied_step)
+    assert mine[0].head.weight is mine[0].table.weight  # type: ignore[union-attr]  # layers
+
+
+def test_one_device_needs_no_words() -> None:
+    mine, theirs = pair(*made())
+    run(mine, theirs, "", steps=2)
+
+
+def test_a_scheduler_does_not_complain(recwarn: pytest.WarningsRecorder) -> None:
+    """torch warns of a scheduler that steps before its optimizer; ours has stepped."""
+    model, optimizer = made()
+    scheduler = StepLR(optimizer, 1)
+    step = maniple.parallelize(train_step, model, optimizer, strategy="dp=2")
+    step(batch_of(0))
+    scheduler.step()
+    assert [str(item.message) for item in recwarn if "lr_scheduler" in str(item.message)] == []

@@ -1,0 +1,58 @@
+"""The scripts that measure what README and docs show still run, and their pages have the tables that they replace."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_table_is_closed_and_filled(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    begun = re.findall(r"<!-- begin (\w+): made by `python (\S+)` -->\n(.*?)<!-- end (\w+) -->", text, re.DOTALL)
+    assert len(begun) == text.count("<!-- begin") == text.count("<!-- end")
+    for name, script, table, end in begun:
+        assert name == end
+        assert (ROOT / script).exists()
+        assert table.strip(), f"run {script}"
+
+
+def test_check_table(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    printed = run("check_table.py", "--models", "mlp", "--strategies", "dp=2", "dp=999", "--json", str(out), "--no-pages")
+    good, bad = json.loads(out.read_text(encoding="utf-8"))
+    assert good["equal"]
+    assert good["collectives"].keys() == {"all_reduce"}
+    assert "more ways than" in bad["refused"]
+    assert printed.count("\n") == 2
+
+
+def test_compile() -> None:
+    ((found,),) = json.loads(run("compile.py", "--cases", "0", "--runs", "1", "--json", "-", "--no-pages"))
+    assert found["num_tasks"] > 1
+    assert found["capture_s"] > 0
+    assert found["peak_bytes"] > 1 << 20
+
+
+def test_pictures(tmp_path: Path) -> None:
+    run("communication.py", str(tmp_path))
+    for name in ("block.svg", "communication.svg"):
+        assert ET.parse(tmp_path / name).getroot().tag.endswith("svg")
+    # two all-reduces forward and two backward, each drawn once for either half of dp
+    assert (tmp_path / "block.svg").read_text(encoding="utf-8").count("<title>all_reduce") == 8

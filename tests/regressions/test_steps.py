@@ -1,0 +1,30 @@
+"""Steps that once failed, each against PyTorch on one device, in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from maniple.api import check
+from maniple.commands import CheckConfig, CheckReport, WorkloadConfig
+from maniple.mesh import Strategy
+
+STEPS = Path(__file__).with_name("steps.py")
+
+
+def report(name: str, strategy: str, steps: int = 2) -> CheckReport:
+    workload = WorkloadConfig(model=f"{STEPS}:{name}", dtype="float64")
+    return check(CheckConfig(workload=workload, strategy=Strategy.parse(strategy), steps=steps))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "first_momentum_is_gradient", "numbers_meet_constants", "two_microbatches", "closure", "gradient_is_result", "gradient_penalty",
+        "update_before_second_pass",
+    ],
+)  # fmt: skip
+def test_step_equals_one_device(name: str) -> None:
+    found = report(name, "dp=2 tp=2 zero=3")
+    assert found.equal, f"{found.worst_tensor}: {found.max_rel_err}"
