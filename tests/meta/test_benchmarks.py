@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,12 @@ def test_pictures(tmp_path: Path) -> None:
         assert ET.parse(tmp_path / name).getroot().tag.endswith("svg")
     # two all-reduces forward and two backward, each drawn once for either half of dp
     assert (tmp_path / "block.svg").read_text(encoding="utf-8").count("<title>all_reduce") == 8
+
+
+def test_overhead() -> None:
+    if find_spec("legate") is None:
+        pytest.skip("legate is not installed, which carries Realm")
+    found = json.loads(run("overhead.py", "--length", "50", "--repeats", "5", "--json"))
+    assert 0 < found["floor_us_per_task"] < found["maniple_us_per_task"]
+    assert found["maniple_us_per_task"] < found["legate_us_per_task"]
+    assert found["point_tasks"] == 100

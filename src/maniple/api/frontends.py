@@ -73,8 +73,8 @@ def make_engine(name: str, framework: str) -> Any:
     Raises:
         EngineError: if there is no engine of that name.
     """
-    kind, _, processors = name.partition(":")
-    if kind not in ENGINES or (processors and (kind != "realm" or not processors.isdecimal())):
+    kind, colon, processors = name.partition(":")
+    if kind not in ENGINES or (colon and (kind != "realm" or not processors.isdecimal())):
         raise EngineError(f"unknown engine {name!r}", hint="one of " + ", ".join(ENGINES) + ", or realm:4 for 4 processors")
     module, cls = ENGINES[kind]
     options = {"num_processors": int(processors)} if processors else {}

@@ -65,6 +65,11 @@ def test_a_body_of_a_wrong_shape_is_refused() -> None:
         RealmEngine(lambda _: lambda *_: (torch.zeros(1, dtype=torch.float64),), 2).run(small_graph("dp=2", "dp"), small_inputs())
 
 
+def test_a_body_that_makes_too_much_is_refused() -> None:
+    with pytest.raises(EngineError, match="made 2 tensors; expected 1"):
+        RealmEngine(lambda _: lambda *operands: (operands[0], operands[0]), 2).run(small_graph("dp=2", "dp"), small_inputs())
+
+
 def test_inputs_are_checked() -> None:
     engine, graph = RealmEngine(compile_program, 2), small_graph("dp=2", "dp")
     with pytest.raises(EngineError, match="'u' is missing"):

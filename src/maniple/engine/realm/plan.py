@@ -38,6 +38,7 @@ class Plan:
         self._points = schedule(graph)
         self._values: Slots = []
         self._runs = [self._point(point) for point in self._points]
+        self._calls = [run.run for run in self._runs]
         whole = {name: self._placement.whole(buffer) for buffer, name in graph.outputs}
         self._outputs: dict[str, Take] = {name: taker(read) for name, read in whole.items()}
         self._values.extend([None] * self._placement.num_slots)
@@ -141,10 +142,12 @@ class Plan:
     def _call(self, number: int) -> bool:
         """Run a point task on a processor's thread."""
         try:
-            if not hasattr(self._thread, "ready"):
+            try:
+                self._thread.ready  # noqa: B018  # there from the thread's second task on
+            except AttributeError:
                 _prepare_thread()
                 self._thread.ready = True
-            self._runs[number]()
+            self._calls[number]()
         except BaseException as error:  # noqa: BLE001  # nothing else would see it; `run` raises it
             self._failures.append((number, error))
             return False

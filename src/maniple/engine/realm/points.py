@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -39,7 +39,9 @@ class PointRun:
         shares: of those, the ones that others read too, each with its count of reads.
     """
 
-    __slots__ = ("_body", "_names", "_offsets", "_reads", "_values", "_writes", "frees", "shares", "slots", "task")
+    __slots__ = (
+        "_body", "_names", "_num_results", "_offsets", "_puts", "_simple", "_takes", "_values", "frees", "shares", "slots", "task",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -61,27 +63,27 @@ class PointRun:
             body: None for a collective, whose result is its operand.
         """
         self.task, self._values, self._names = task, values, names
-        self._reads = [_operand(read) for read in reads]
-        self._writes = list(writes)
+        self._simple = tuple(read.slot for read in reads if isinstance(read, Source) and read.index is None)
+        self._takes = None if len(self._simple) == len(reads) else [taker(read) for read in reads]
+        self._puts = [
+            (number, write, write.shape, write.slot, write.copies) for number, write in enumerate(writes) if write is not None
+        ]  # fmt: skip
+        self._num_results = len(writes)
         self._body: Callable[..., tuple[torch.Tensor, ...]] = body.body if body else _identity
         self._offsets = body.offsets if body else ()
         self.slots = tuple(dict.fromkeys(slot for read in reads for slot in slots_of(read)))
         self.frees: tuple[int, ...] = ()
         self.shares: tuple[tuple[int, ReadCount], ...] = ()
 
-    def __call__(self) -> None:
-        """Run once.
+    def run(self) -> None:
+        """Run once. This and `_work` are what a task costs beside its body: written for speed.
 
         Raises:
             EngineError: naming the task and the user's line, if the body fails or something that it reads was not written.
         """
         values = self._values
         try:
-            operands = [values[slot] if take is None else take(values) for slot, take in self._reads]
-            results = self._body(*operands, *self._offsets)
-            for write, result in zip(self._writes, results, strict=True):
-                if write is not None:
-                    self._put(write, result)
+            self._work(values)
         except ManipleError:
             raise
         except Exception as error:
@@ -96,24 +98,29 @@ class PointRun:
             if count.is_last():
                 values[slot] = None
 
-    def _put(self, write: Write, result: torch.Tensor) -> None:
-        if result.shape != write.shape:
-            raise wrong_shape(self.task, write.buffer, tuple(result.shape), write.shape)
-        if write.slot >= 0:
-            self._values[write.slot] = result
-        for index, slot in write.copies:
-            self._values[slot].copy_(result[index])  # type: ignore[union-attr]  # an allocation: always there
+    def _work(self, values: Slots) -> None:
+        if self._takes is None:
+            operands: list[Any] = [values[slot] for slot in self._simple]
+        else:
+            operands = [take(values) for take in self._takes]
+        if self._offsets:
+            operands += self._offsets
+        results = self._body(*operands)
+        if len(results) != self._num_results:
+            what = f"task {self.task.name} made {len(results)} tensors; expected {self._num_results}"
+            raise EngineError(what, where=self.task.location)
+        for number, write, shape, slot, copies in self._puts:
+            result = results[number]
+            if result.shape != shape:
+                raise wrong_shape(self.task, write.buffer, tuple(result.shape), shape)
+            if slot >= 0:
+                values[slot] = result
+            for index, target in copies:
+                values[target].copy_(result[index])  # type: ignore[union-attr]  # an allocation: always there
 
 
 def _identity(operand: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (operand,)
-
-
-def _operand(read: Read | Combine) -> tuple[int, Take | None]:
-    """Return the slot to read, and what else is to be done if that is not all."""
-    if isinstance(read, Source) and read.index is None:
-        return read.slot, None
-    return -1, taker(read)
 
 
 def slots_of(read: Read | Combine) -> Iterator[int]:
