@@ -13,6 +13,7 @@ from maniple.capture.torch.errors import explained
 from maniple.capture.torch.guards import Signature, signature
 from maniple.capture.torch.hyperparameters import Number, NumberGuard
 from maniple.capture.torch.importer import import_trace
+from maniple.capture.torch.patches import collection_paused
 from maniple.capture.torch.state import Slot, find_bound
 from maniple.capture.torch.trace import trace_step
 from maniple.ir.program import Program
@@ -81,14 +82,15 @@ def capture(step_fn: Callable[..., object], bound: Sequence[object], args: Seque
     """
     found = find_bound(step_fn, bound)
     structure, leaves = batch_structure(args)
-    try:
-        trace = trace_step(step_fn, found, (*bound, *args), structure, leaves, promote=promote_float64)
-    except Exception as error:
-        told = explained(error)
-        if told is error:
-            raise
-        raise told from error
-    program, constants = import_trace(trace)
+    with collection_paused():
+        try:
+            trace = trace_step(step_fn, found, (*bound, *args), structure, leaves, promote=promote_float64)
+        except Exception as error:
+            told = explained(error)
+            if told is error:
+                raise
+            raise told from error
+        program, constants = import_trace(trace)
     slots: dict[str, Slot] = {slot.name: slot for slot in (*found.slots(), *constants, *trace.created)}
     _check_names(program)
     return Captured(

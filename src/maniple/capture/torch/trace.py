@@ -24,7 +24,7 @@ from maniple.capture.torch.batch import BatchStructure, ResultStructure, result_
 from maniple.capture.torch.fake import FakeTensors
 from maniple.capture.torch.hyperparameters import Number, NumberGuard, Symbols, find_numbers
 from maniple.capture.torch.locations import OriginMode, StepPosition
-from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, libraries_told, schedulers_refused
+from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, libraries_told, numbers_refused, schedulers_refused
 from maniple.capture.torch.promote import PromoteFloat64
 from maniple.capture.torch.state import Bound, OptimizerSlot, Slot, check_tensor, state_name
 from maniple.capture.torch.swap import swapped_modules, swapped_optimizers, unchanged
@@ -133,6 +133,7 @@ class _Tracer:
             schedulers_refused(),
             checkpoint_traced_through(),
             libraries_told(),
+            numbers_refused(),
             backward_watched(self.position, self._before_backward, self._after_backward),
             self.position.hooked(),
             torch.enable_grad(),
