@@ -132,3 +132,29 @@ def update_before_second_pass() -> Workload:
 
     model = Rivals()
     return step, model, AdamW(model.maker.parameters(), lr=0.01), rows()
+
+
+class Clashes(nn.Module):
+    """Parameters whose names are those that Maniple gives to its own inputs and outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.result, self.batch, self.optimizer, self.constant = (nn.Linear(30, 30) for _ in range(4))
+        self.seed = nn.Parameter(torch.ones(30))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.linspace(1, 2, 30, dtype=x.dtype) * torch.tensor([1.0, 2.0] * 15, dtype=x.dtype)
+        return self.constant(self.optimizer(self.batch(self.result(x)))) * self.seed * scale + 0 * torch.rand_like(x)
+
+
+def names_that_clash() -> Workload:
+    def step(model: Clashes, optimizer: Optimizer, batch: Batch) -> Any:
+        loss = F.mse_loss(model(batch["x"]), batch["y"])
+        loss.backward()
+        gradient = None if model.result.weight.grad is None else model.result.weight.grad * 1
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"loss": loss, "exp_avg": {"result.weight": gradient}}
+
+    model = Clashes()
+    return step, model, AdamW(model.parameters(), lr=0.01), rows()

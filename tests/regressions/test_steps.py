@@ -22,7 +22,7 @@ def report(name: str, strategy: str, steps: int = 2) -> CheckReport:
     "name",
     [
         "first_momentum_is_gradient", "numbers_meet_constants", "two_microbatches", "closure", "gradient_is_result", "gradient_penalty",
-        "update_before_second_pass",
+        "update_before_second_pass", "names_that_clash",
     ],
 )  # fmt: skip
 def test_step_equals_one_device(name: str) -> None:
