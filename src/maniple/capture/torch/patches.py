@@ -52,21 +52,25 @@ def _scheduler_classes(root: type) -> Iterator[type]:
         yield from _scheduler_classes(child)
 
 
-def _refuse_scheduler(scheduler: object, *_: object, **__: object) -> None:
-    raise CaptureError(
-        f"the step calls {type(scheduler).__name__}.step()",
-        where=user_location(sys._getframe(1)),
-        hint="call scheduler.step() outside of the step; the learning rate is read anew each step",
-    )
+def _scheduler_refusal(name: str) -> Callable[..., None]:
+    def refuse(scheduler: object, *_: object, **__: object) -> None:
+        raise CaptureError(
+            f"the step calls {type(scheduler).__name__}.{name}()",
+            where=user_location(sys._getframe(1)),
+            hint=f"call scheduler.{name}() outside of the step; the learning rate is read anew each step",
+        )
+
+    return refuse
 
 
 @contextmanager
 def schedulers_refused() -> Iterator[None]:
-    """Refuse any call of a scheduler's `step`, before it changes anything."""
+    """Refuse any call of a scheduler's `step`, before it changes anything, and questions of which the answer changes."""
     with ExitStack() as stack:
         for kind in dict.fromkeys(_scheduler_classes(LRScheduler)):
-            if "step" in vars(kind):
-                stack.enter_context(replaced(kind, "step", _refuse_scheduler))
+            for name in ("step", "get_last_lr"):
+                if name in vars(kind):
+                    stack.enter_context(replaced(kind, name, _scheduler_refusal(name)))
         yield
 
 

@@ -147,7 +147,7 @@ class _Tracer:
             traced = FunctionalTensor.to_functional(value)
             if entry.kind == "parameter":
                 traced._is_param = True
-                traced.requires_grad_(self.bound.parameters[entry.name].requires_grad)
+                _make_leaf(traced, self.bound.parameters[entry.name])
             self.traced[entry.name] = traced
         for name, parameter in self.bound.parameters.items():
             if parameter.requires_grad:
@@ -228,6 +228,15 @@ class _Tracer:
             for key, value in state.items()
             if not isinstance(value, Tensor)
         }
+
+
+def _make_leaf(traced: Tensor, parameter: Tensor) -> None:
+    """Let `traced` need a gradient if `parameter` does, and have its hooks."""
+    traced.requires_grad_(parameter.requires_grad)
+    for hook in (parameter._backward_hooks or {}).values():
+        traced.register_hook(hook)
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        traced.register_post_accumulate_grad_hook(hook)
 
 
 def _fake(mode: FakeTensorMode, name: str, tensor: Tensor) -> Tensor:
