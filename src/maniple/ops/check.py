@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from maniple.base.errors import VerifyError
-from maniple.base.location import Location
 from maniple.ir.program import Op, Program, Value
 from maniple.ops.catalog import definition
 
@@ -21,7 +20,7 @@ def check_program(program: Program) -> None:
     """
     defined: set[Value] = set()
     names: set[str] = set()
-    _define((item.value for item in program.inputs), defined, names, "the inputs", None)
+    _define((item.value for item in program.inputs), defined, names)
     for op in program.ops:
         for value in op.operands:
             if value not in defined:
@@ -29,7 +28,7 @@ def check_program(program: Program) -> None:
         _check_types(op)
         for region in op.regions:
             check_program(region)
-        _define(op.results, defined, names, _short(op), op.location)
+        _define(op.results, defined, names, op)
     leaving = [(item.name, item.value) for item in program.outputs]
     for name, value in (*leaving, *program.gradients):
         if value not in defined:
@@ -45,10 +44,11 @@ def _short(op: Op) -> str:
     return repr(op).partition("\n")[0]
 
 
-def _define(values: Iterable[Value], defined: set[Value], names: set[str], what: str, where: Location | None) -> None:
+def _define(values: Iterable[Value], defined: set[Value], names: set[str], op: Op | None = None) -> None:
     for value in values:
         if value.name in names:
-            raise VerifyError(f"%{value.name} is defined a second time by {what}", where=where)
+            by = f"by {_short(op)}" if op else "among the inputs"
+            raise VerifyError(f"%{value.name} is defined a second time {by}", where=op.location if op else None)
         names.add(value.name)
         defined.add(value)
 
