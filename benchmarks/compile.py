@@ -1,6 +1,6 @@
 """Times how long a plan takes to make: capture, shard and lower, each case in processes of its own, with their peak memory.
 
-    python benchmarks/compile.py                    # all cases, 3 runs each, about 5 minutes on one core; rewrites docs/benchmarks.md
+    python benchmarks/compile.py                    # all cases, 3 runs each, about 8 minutes on one core; rewrites docs/benchmarks.md
     python benchmarks/compile.py --cases 1 --runs 1 --json - --no-pages
 
 Nothing is run: weights are fake, so that the largest case needs no memory for them. Times are CPU seconds of the process, which another

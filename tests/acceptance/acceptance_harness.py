@@ -18,7 +18,7 @@ STRATEGIES: Final = (
 
 def maniple(*arguments: str) -> Result:
     """Run a command; what is no error made on purpose fails the test with its traceback."""
-    result = CliRunner().invoke(app, list(arguments))
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -19,12 +19,18 @@ from maniple.shard.summary import communication
 from maniple.taskgraph.text import parse_taskgraph, print_taskgraph
 
 pytestmark = pytest.mark.usefixtures("explained_once")
-CASES = [("gpt2", "dp=2 tp=2 zero=3"), ("resnet", "dp=2"), ("llama", "dp=2 tp=2"), ("bert", "tp=2"), ("mlp", "dp=2 zero=2")]
+CASES = [("gpt2", "dp=2 tp=2 zero=3"), ("resnet", "dp=2"), ("llama", "dp=2 tp=2"), ("mlp", "dp=2 zero=2")]
 
 
 @pytest.mark.parametrize(("model", "strategy"), CASES)
-@pytest.mark.parametrize("stage", ["program", "sharded", "tasks"])
-def test_text_forms_read_back(model: str, strategy: str, stage: str) -> None:
+def test_explain(model: str, strategy: str) -> None:
+    """In one test per model: the capture takes most of the time, and workers would each do it."""
+    for stage in ("program", "sharded", "tasks"):
+        check_text_form_reads_back(model, strategy, stage)
+    check_the_communication_table_is_complete(model, strategy)
+
+
+def check_text_form_reads_back(model: str, strategy: str, stage: str) -> None:
     result = maniple("explain", model, "--strategy", strategy, "--stage", stage)
     assert result.exit_code == 0
     text = result.stdout.rstrip("\n")
@@ -52,8 +58,7 @@ def test_a_parsed_plan_means_the_same() -> None:
     assert list(communication(parsed, strategy.mesh)) == list(communication(plan.sharded.program, strategy.mesh))
 
 
-@pytest.mark.parametrize(("model", "strategy"), CASES)
-def test_the_communication_table_is_complete(model: str, strategy: str) -> None:
+def check_the_communication_table_is_complete(model: str, strategy: str) -> None:
     result = maniple("explain", model, "--strategy", strategy, "--json")
     assert result.exit_code == 0
     report = json.loads(result.stdout)
@@ -67,19 +72,13 @@ def test_the_communication_table_is_complete(model: str, strategy: str) -> None:
         assert row["axis"] in axes, row
         assert row["bytes"] > 0, row
         assert row["phase"] in {"forward", "backward", "update"}
-        assert row["why"], row
-        assert re.fullmatch(r"%\S+ \[[\d,]*\]", row["tensor"]), row
+        assert re.fullmatch(r"(%|gradient of )\S+ \[[\d,]*\]", row["tensor"]), row
+        assert re.fullmatch(r"(sum|max|min) over \w+ \(\d+\) in \w+|.*\{.*\}, not \{.*\}|leaves the step as \{.*\}", row["why"]), row
         match = re.match(r"(.+):(\d+)(?: \(.*\))?$", row["where"])
         assert match, row
         assert int(match[2]) <= len(Path(match[1]).read_text(encoding="utf-8").splitlines())
     assert report["strategy"] == strategy
     assert report["stage"] is None
-
-
-def test_the_reason_is_a_factor_or_two_layouts() -> None:
-    rows = json.loads(maniple("explain", "gpt2", "--strategy", "dp=2 tp=2 zero=3", "--json").stdout)["communication"]
-    for row in rows:
-        assert re.search(r"factor|\{.*\}", row["why"]), row
 
 
 def test_json_of_a_stage_holds_its_text() -> None:

@@ -172,7 +172,7 @@ def recompiles(caplog: pytest.LogCaptureFixture) -> list[str]:
 CHANGES: dict[str, tuple[Callable[[nn.Module, Optimizer], Any], str]] = {
     "weight decay": (lambda _model, optimizer: optimizer.param_groups[0].update(weight_decay=0.3), "weight_decay"),
     "eps": (lambda _model, optimizer: optimizer.param_groups[0].update(eps=1e-3), "eps"),
-    "frozen": (lambda model, _optimizer: model.fc.weight.requires_grad_(False), "fc.weight"),
+    "frozen": (lambda model, _optimizer: model.fc.weight.requires_grad_(requires_grad=False), "fc.weight"),
     "attribute": (lambda model, _optimizer: setattr(model.norm, "eps", 0.1), "norm"),
 }
 
@@ -312,7 +312,7 @@ def test_the_world_stays_as_it_is() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_frozen_parameters(strategy: str) -> None:
     model, optimizer = made()
-    model.fc.requires_grad_(False)
+    model.fc.requires_grad_(requires_grad=False)
     mine, theirs = pair(model, optimizer)
     before = model.fc.weight.detach().clone()  # type: ignore[union-attr, operator]  # a linear layer
     run(mine, theirs, strategy)
@@ -323,7 +323,8 @@ def test_frozen_parameters(strategy: str) -> None:
 def test_two_parameter_groups(strategy: str) -> None:
     torch.manual_seed(0)
     model = Net().double()
-    groups = [{"params": model.fc.parameters(), "lr": 0.1, "weight_decay": 0.5}, {"params": [*model.norm.parameters(), *model.head.parameters()]}]
+    rest = [*model.norm.parameters(), *model.head.parameters()]
+    groups = [{"params": model.fc.parameters(), "lr": 0.1, "weight_decay": 0.5}, {"params": rest}]
     mine, theirs = pair(model, AdamW(groups, lr=1e-3, weight_decay=0.0))
     run(mine, theirs, strategy)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import SGD, AdamW, NAdam, Optimizer
 
 Batch = dict[str, Tensor]
@@ -132,3 +133,70 @@ def update_before_second_pass() -> Workload:
 
     model = Rivals()
     return step, model, AdamW(model.maker.parameters(), lr=0.01), rows()
+
+
+class Clashes(nn.Module):
+    """Parameters whose names are those that Maniple gives to its own inputs and outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.result, self.batch, self.optimizer, self.constant = (nn.Linear(30, 30) for _ in range(4))
+        self.seed = nn.Parameter(torch.ones(30))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.linspace(1, 2, 30, dtype=x.dtype) * torch.tensor([1.0, 2.0] * 15, dtype=x.dtype)
+        return self.constant(self.optimizer(self.batch(self.result(x)))) * self.seed * scale + 0 * torch.rand_like(x)
+
+
+def names_that_clash() -> Workload:
+    def step(model: Clashes, optimizer: Optimizer, batch: Batch) -> Any:
+        loss = F.mse_loss(model(batch["x"]), batch["y"])
+        loss.backward()
+        gradient = None if model.result.weight.grad is None else model.result.weight.grad * 1
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"loss": loss, "exp_avg": {"result.weight": gradient}}
+
+    model = Clashes()
+    return step, model, AdamW(model.parameters(), lr=0.01), rows()
+
+
+class Masked(nn.Module):
+    """Assignments to places chosen by masks and by strided slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(30, 30)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.inner(x)
+        z = y.clone()
+        z[y > 0.2] = 0.1
+        z[mask] = torch.linspace(0, 1, 30, dtype=x.dtype)
+        z[:, 1::2] = y[:, 1::2] * 2
+        z[1:5:2] *= 3
+        return z
+
+
+def assignments() -> Workload:
+    def step(model: nn.Module, optimizer: Optimizer, batch: Batch) -> Tensor:
+        loss: Tensor = model(batch["x"], batch["mask"]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    model = Masked()
+    return step, model, AdamW(model.parameters(), lr=0.01), {"x": torch.randn(6, 30), "mask": torch.rand(6) > 0.5}
+
+
+def weight_norms() -> Workload:
+    model = nn.Sequential(weight_norm(nn.Linear(30, 26)), nn.Tanh(), weight_norm(nn.Linear(26, 30), dim=1))
+    return fit, model, AdamW(model.parameters(), lr=0.01), rows(7)
+
+
+def cannot_be_copied() -> Workload:
+    """Old-style weight norm keeps a tensor that torch refuses to copy."""
+    model = nn.Linear(30, 30)
+    model.register_buffer("kept", model.weight * 2)
+    return fit, model, SGD(model.parameters(), lr=0.1), rows()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from maniple.base.errors import VerifyError
 from maniple.ir.program import Program
 from maniple.lower import lower
 from maniple.mesh import Strategy
+from maniple.ops.check import check_program
 from maniple.shard.shard import Sharded, shard
 from maniple.taskgraph import TaskGraph
 from maniple.transform.cse import cse
@@ -31,17 +33,22 @@ class Plan:
     graph: TaskGraph
 
     def problems(self) -> tuple[str, ...]:
-        """Return what the independent checkers of layouts and of dependences find wrong; nothing if the plan is right."""
-        found = []
-        try:
-            verify_sharded(self.sharded.program, self.sharded.mesh)
-        except VerifyError as error:
-            found.append(str(error))
-        try:
-            check_dependences(self.graph)
-        except VerifyError as error:
-            found.append(str(error))
-        return tuple(found)
+        """Return what the independent checkers of types, layouts and dependences find wrong; nothing if the plan is right."""
+        checks: tuple[Callable[[], None], ...] = (
+            lambda: check_program(self.program),
+            lambda: check_program(self.sharded.program),
+            lambda: verify_sharded(self.sharded.program, self.sharded.mesh),
+            lambda: check_dependences(self.graph),
+        )
+        return tuple(problem for check in checks for problem in _problem(check))
+
+
+def _problem(check: Callable[[], None]) -> Iterator[str]:
+    """Yield what `check` raises as an error of verification, in words."""
+    try:
+        check()
+    except VerifyError as error:
+        yield str(error)
 
 
 def compile_program(program: Program, strategy: Strategy, shared: tuple[str, ...] = ()) -> Plan:

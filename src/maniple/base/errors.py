@@ -46,6 +46,10 @@ class ManipleError(Exception):
 class ParseError(ManipleError, ValueError):
     """A text form that does not parse."""
 
+    def in_line(self, line: str) -> ParseError:
+        """Return this error, naming the line that it is about unless it does so already."""
+        return self if "line: " in self.what else ParseError(f"{self.what} in line: {line}", where=self.where, hint=self.hint)
+
 
 class ModelError(ManipleError, ValueError):
     """A model that there is not, or that cannot be made as asked."""

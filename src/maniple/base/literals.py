@@ -7,8 +7,8 @@ from typing import Final
 
 from maniple.base.errors import ParseError
 
-NUMBER: Final = r"\d{1,30}"
-"""Pattern of a whole number; Python refuses to read ones of thousands of digits."""
+NUMBER: Final = r"[0-9]{1,30}"
+"""Pattern of a whole number, longer than any count of bytes or operations; Python refuses to read ones of thousands of digits."""
 
 QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
 """Pattern of a quoted string."""

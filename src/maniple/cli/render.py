@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -118,8 +120,10 @@ def explain_view(report: ExplainReport) -> RenderableType:
 
 
 def _line(where: str) -> str:
-    """Return a place without its module path, which differs between repeated modules."""
-    return where.partition(" (")[0]
+    """Return a place without its module path, which differs between repeated modules, seen from the current directory if below it."""
+    place = where.partition(" (")[0]
+    here = str(Path.cwd()) + os.sep
+    return place.removeprefix(here)
 
 
 def models_view(models: Mapping[str, Mapping[str, object]]) -> RenderableType:

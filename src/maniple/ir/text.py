@@ -18,6 +18,7 @@ import ast
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import get_args
 
 from maniple.base.errors import ParseError
@@ -104,29 +105,43 @@ def parse_program(text: str) -> Program:
 def _parse_body(lines: Iterator[str], depth: int) -> Program:
     if depth > _MAX_DEPTH:
         raise ParseError(f"regions lie in one another more than {_MAX_DEPTH} deep")
-    values: dict[str, Value] = {}
-    inputs: list[Input] = []
-    ops: list[Op] = []
-    outputs: list[Output] = []
-    gradients: list[tuple[str, Value]] = []
+    draft = _Draft()
     for line in lines:
         if line == "}":
-            return Program(tuple(inputs), tuple(ops), tuple(outputs), tuple(gradients))
-        if match := _INPUT.fullmatch(line):
-            value = _define(match[1], values, line)
-            kind = match[5]
-            if kind not in get_args(InputKind):
-                raise ParseError(f"unknown kind of input {kind!r} in line: {line}")
-            inputs.append(Input(value, kind, unquote(match[6])))  # type: ignore[arg-type]  # checked just above
-        elif match := _OUTPUT.fullmatch(line):
-            value, name = _look_up(match[2], values, line), unquote(match[3])
-            if match[1] == "out":
-                outputs.append(Output(value, name))
-            else:
-                gradients.append((name, value))
-        else:
-            ops.append(_parse_op(line, lines, values, depth))
+            return Program(tuple(draft.inputs), tuple(draft.ops), tuple(draft.outputs), tuple(draft.gradients))
+        try:
+            _parse_line(line, lines, draft, depth)
+        except ParseError as error:
+            raise error.in_line(line) from error
     raise ParseError("a program ends with '}'")
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What was read so far of a program."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    inputs: list[Input] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    gradients: list[tuple[str, Value]] = field(default_factory=list)
+
+
+def _parse_line(line: str, lines: Iterator[str], draft: _Draft, depth: int) -> None:
+    if match := _INPUT.fullmatch(line):
+        value = _define(match[1], draft.values)
+        kind = match[5]
+        if kind not in get_args(InputKind):
+            raise ParseError(f"unknown kind of input {kind!r}")
+        draft.inputs.append(Input(value, kind, unquote(match[6])))  # type: ignore[arg-type]  # checked just above
+    elif match := _OUTPUT.fullmatch(line):
+        value, name = _look_up(match[2], draft.values), unquote(match[3])
+        if match[1] == "out":
+            draft.outputs.append(Output(value, name))
+        else:
+            draft.gradients.append((name, value))
+    else:
+        draft.ops.append(_parse_op(line, lines, draft.values, depth))
 
 
 def _parse_op(line: str, lines: Iterator[str], values: dict[str, Value], depth: int) -> Op:
@@ -134,13 +149,16 @@ def _parse_op(line: str, lines: Iterator[str], values: dict[str, Value], depth: 
     if match is None:
         raise ParseError(f"cannot read the line: {line}")
     results_text, name, operands_text, attrs_text, phase, location, opens = match.groups()
-    operands = tuple(_look_up(word, values, line) for word in re.findall(rf"%({_WORD})", operands_text))
+    operands = tuple(_look_up(word, values) for word in re.findall(rf"%({_WORD})", operands_text))
     try:
         attrs = dict(_read_attrs(attrs_text or ""))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ParseError(f"cannot read the attributes of the line: {line}") from error
     regions = tuple(_parse_regions(lines, depth + 1)) if opens else ()
-    results = tuple(_define(m[0], values, line) for m in _VALUE.finditer(results_text or ""))
+    texts = [found[0] for found in _VALUE.finditer(results_text or "")]
+    if ", ".join(texts) != (results_text or ""):
+        raise ParseError(f"cannot read the results {results_text!r} of the line: {line}")
+    results = tuple(_define(text, values) for text in texts)
     phase_name: Phase = phase  # type: ignore[assignment]  # the pattern admits the three phases only
     return Op(name, operands, results, sorted_attrs(attrs), regions, phase_name, Location.parse(location or ""))
 
@@ -154,20 +172,20 @@ def _parse_regions(lines: Iterator[str], depth: int) -> Iterator[Program]:
         yield _parse_body(lines, depth)
 
 
-def _define(text: str, values: dict[str, Value], line: str) -> Value:
+def _define(text: str, values: dict[str, Value]) -> Value:
     match = _VALUE.fullmatch(text)
     if match is None:
-        raise ParseError(f"cannot read the value {text!r} in line: {line}")
+        raise ParseError(f"cannot read the value {text!r}")
     if match[1] in values:
-        raise ParseError(f"value %{match[1]} is defined twice; second time in line: {line}")
+        raise ParseError(f"value %{match[1]} is defined twice; the second time")
     value = Value(match[1], TensorType.parse(match[2]), Sharding.parse(match[3]) if match[3] else None)
     if value.sharding is not None and len(value.sharding.dims) != value.type.rank:
-        raise ParseError(f"layout {value.sharding} does not fit {value.type} in line: {line}")
+        raise ParseError(f"layout {value.sharding} does not fit {value.type}")
     values[match[1]] = value
     return value
 
 
-def _look_up(name: str, values: dict[str, Value], line: str) -> Value:
+def _look_up(name: str, values: dict[str, Value]) -> Value:
     if name not in values:
-        raise ParseError(f"value %{name} is used before it is defined in line: {line}")
+        raise ParseError(f"value %{name} is used before it is defined")
     return values[name]

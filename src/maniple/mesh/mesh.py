@@ -66,13 +66,15 @@ class Mesh:
         """Return the mesh that `text` spells.
 
         Raises:
-            ParseError: if `text` is not a list of `name=size`.
+            ParseError: if `text` is not a list of `name=size`, each name once.
         """
         axes = []
         for word in text.split():
             match = re.fullmatch(rf"([A-Za-z_]\w*)=({NUMBER})", word)
             if match is None or not int(match[2]):
                 raise ParseError(f"cannot read mesh axis {word!r}", hint="write it as dp=2")
+            if match[1] in dict(axes):
+                raise ParseError(f"the mesh {text!r} has axis {match[1]} twice", hint="write each axis once")
             axes.append((match[1], int(match[2])))
         return Mesh(tuple(axes))
 

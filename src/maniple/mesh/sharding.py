@@ -134,7 +134,7 @@ class Sharding:
         '{dp.tp*64,_|cp:sum}'
 
         Raises:
-            ParseError: if `text` is not a layout.
+            ParseError: if `text` is not a layout, or an axis appears twice.
         """
         if not (text.startswith("{") and text.endswith("}")):
             raise ParseError(f"cannot read sharding {text!r}", hint="write it as {dp,_} or {_,tp|dp:sum}")
@@ -142,13 +142,17 @@ class Sharding:
         pending: list[tuple[str, Pending]] = []
         for item in pending_texts:
             axis, _, kind = item.partition(":")
-            if kind not in ("sum", "max", "min"):
+            if kind not in ("sum", "max", "min") or not re.fullmatch(r"\w+", axis):
                 raise ParseError(f"cannot read pending {item!r} in {text!r}", hint="write it as tp:sum")
             pending.append((axis, kind))  # type: ignore[arg-type]  # narrowed to the literal by the test above
         dims = tuple(
             () if word == "_" else tuple(AxisPart.parse(part) for part in word.split("."))
             for word in (dims_text.split(",") if dims_text else [])
         )
+        axes = [part.axis for parts in dims for part in parts] + [axis for axis, _ in pending]
+        for axis in axes:
+            if axes.count(axis) > 1:
+                raise ParseError(f"sharding {text!r} uses axis {axis!r} twice", hint="an axis splits one dim, or is pending once")
         return Sharding(dims, tuple(sorted(pending)))
 
 

@@ -308,5 +308,10 @@ def _resolve(what: str, rules: Iterable[tuple[str, Sharding]], tensors: Mapping[
                     f"{what} {pattern!r}: layout {sharding} has {len(sharding.dims)} dims, {name} is {tensors[name]}",
                     hint="write one entry per dim, _ for a dim that is not split",
                 )
+            for n, parts in zip(tensors[name].shape, sharding.dims, strict=True):
+                if parts and n % (parts[0].blocks * parts[0].unit):
+                    counts = f"{parts[0].blocks} blocks of units of {parts[0].unit}"
+                    what_is = f"{what} {pattern!r}: a dim of {n} of {name} is no whole number of {counts}"
+                    raise StrategyError(what_is, hint="numbers whose product divides the dim, or none")
             found.setdefault(name, sharding)
     return found

@@ -17,6 +17,7 @@ from maniple.ops.elementwise import linear_in
 from maniple.ops.factors import FactorRule, rule
 from maniple.ops.opdef import Attrs, OpDef
 from maniple.ops.precision import accumulation_dtype, convert, widen
+from maniple.ops.structure import flag_attr, number_attr
 
 
 def _dot(b: Builder, x: Value, y: Value, x_dim: int, y_dim: int) -> Value:
@@ -24,7 +25,9 @@ def _dot(b: Builder, x: Value, y: Value, x_dim: int, y_dim: int) -> Value:
     return b("dot_general", x, y, lhs_contract=(x_dim,), rhs_contract=(y_dim,), lhs_batch=(0, 1), rhs_batch=(0, 1))
 
 
-def _check(q: TensorType, k: TensorType, v: TensorType, mask: Sequence[TensorType]) -> None:
+def _check(q: TensorType, k: TensorType, v: TensorType, mask: Sequence[TensorType], attrs: Attrs) -> None:
+    number_attr(attrs, "scale")
+    flag_attr(attrs, "causal")
     if q.rank != 4 or not q.is_float:
         raise ValueError(f"queries must be floats [batch, heads, length, size], got {q}")
     if k != v or k.dtype != q.dtype or k.rank != 4 or (k.shape[:2], k.shape[3]) != (q.shape[:2], q.shape[3]):
@@ -37,21 +40,21 @@ def _lse_type(q: TensorType) -> TensorType:
     return TensorType(accumulation_dtype(q.dtype), q.shape[:3])
 
 
-def infer_attention(operands: Sequence[TensorType], _attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
+def infer_attention(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
     """Return out `[b,h,s,e]` and lse `[b,h,s]` for q `[b,h,s,e]`, k and v `[b,h,t,e]`, and perhaps a mask `[b,h,s,t]` to add."""
     if len(operands) not in (3, 4):
         raise ValueError("expected queries, keys, values and perhaps a mask")
     q, k, v, *mask = operands
-    _check(q, k, v, mask)
+    _check(q, k, v, mask, attrs)
     return q, _lse_type(q)
 
 
-def infer_attention_grad(operands: Sequence[TensorType], _attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
+def infer_attention_grad(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
     """Return the types of q, k and v for operands g, q, k, v, out, lse and perhaps a mask."""
     if len(operands) not in (6, 7):
         raise ValueError("expected gradient, queries, keys, values, output, log-sum-exp and perhaps a mask")
     g, q, k, v, out, lse, *mask = operands
-    _check(q, k, v, mask)
+    _check(q, k, v, mask, attrs)
     if g != q or out != q or lse != _lse_type(q):
         raise ValueError("gradient, output and log-sum-exp do not fit the queries")
     return q, k, v
@@ -88,8 +91,7 @@ def attention_grad_flops(op: Op) -> int:
 def _scores(b: Builder, op: Op, q: Value, k: Value, mask: Value | None) -> Value:
     """Return the masked, scaled scores `[b,h,s,t]`."""
     dots = _dot(b, q, k, 3, 3)
-    scale = op.attr("scale")
-    assert isinstance(scale, int | float)
+    scale = number_attr(dict(op.attrs), "scale")
     scores = b("multiply", dots, b.constant(scale, dots.type.dtype))
     if mask is not None:
         scores = b("add", scores, widen(b, mask))
@@ -130,8 +132,7 @@ def decompose_attention_grad(b: Builder, op: Op) -> tuple[Value, ...]:
     gp = _dot(b, g, v, 3, 3)
     mean = b("reduce_sum", b("multiply", g, out), dims=(3,))
     gs = b("multiply", b("subtract", gp, b.broadcast(mean, shape, (0, 1, 2))), p)
-    scale = op.attr("scale")
-    assert isinstance(scale, int | float)
+    scale = number_attr(dict(op.attrs), "scale")
     gs = b("multiply", gs, b.constant(scale, gs.type.dtype))
     gq = _dot(b, gs, k, 3, 2)
     gk = _dot(b, gs, q, 2, 2)

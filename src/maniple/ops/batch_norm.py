@@ -13,9 +13,10 @@ from maniple.ir.program import Op, Value
 from maniple.ops.builder import Builder
 from maniple.ops.elementwise import linear_in
 from maniple.ops.factors import Dim, FactorRule
-from maniple.ops.normalize import inverse_deviation, scaled
+from maniple.ops.normalize import inverse_deviation
 from maniple.ops.opdef import Attrs, OpDef
-from maniple.ops.precision import accumulation_dtype, convert, widen
+from maniple.ops.precision import accumulation_dtype, convert, scaled, widen
+from maniple.ops.structure import number_attr
 
 
 def _statistics(x: TensorType, w: TensorType) -> TensorType:
@@ -24,10 +25,11 @@ def _statistics(x: TensorType, w: TensorType) -> TensorType:
     return TensorType(accumulation_dtype(x.dtype), w.shape)
 
 
-def infer_batch_norm(operands: Sequence[TensorType], _attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
+def infer_batch_norm(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
     """Return y, mean, rstd and the biased variance of each channel for x `[b, c, ...]`, weight `[c]` and bias `[c]`."""
     if len(operands) != 3 or operands[1] != operands[2]:
         raise ValueError("expected values, weight and bias, the last two of one type")
+    number_attr(attrs, "eps")
     statistics = _statistics(operands[0], operands[1])
     return operands[0], statistics, statistics, statistics
 

@@ -20,9 +20,9 @@ LOCAL: Final = frozenset({"shard_slice", "to_pending"})
 """Layout changes that each device makes by itself: take its shard of what it holds whole; keep the value on the first shard only."""
 
 
-def _infer(operands: Sequence[TensorType], _attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
-    if len(operands) != 1:
-        raise ValueError("expected one operand")
+def _infer(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
+    if len(operands) != 1 or not isinstance(attrs.get("axis"), str):
+        raise ValueError("expected one operand and attribute axis, the name of a mesh axis")
     return (operands[0],)
 
 

@@ -7,30 +7,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from maniple.base.types import TensorType
 from maniple.ir.program import Op
 from maniple.ops.elementwise import linear_in
 from maniple.ops.factors import FactorRule, rule
 from maniple.ops.opdef import Attrs, OpDef
+from maniple.ops.structure import flag_attr, int_attr, ints_attr
+
+_WINDOW: Final = {"stride": 1, "padding": 0, "dilation": 1}
+"""Attributes of one integer per spatial dim, and the least each may be."""
 
 
-def _ints(attrs: Attrs, name: str, count: int) -> tuple[int, ...]:
-    value = attrs[name]
-    if not isinstance(value, tuple) or len(value) != count or not all(isinstance(item, int) for item in value):
-        raise ValueError(f"attribute {name} must hold {count} integers, got {value!r}")
-    return value  # type: ignore[return-value]  # all integers by the test above
+def _ints(attrs: Attrs, name: str, count: int, least: int) -> tuple[int, ...]:
+    value = ints_attr(attrs, name)
+    if len(value) != count or any(item < least for item in value):
+        raise ValueError(f"attribute {name} must hold {count} integers from {least}, got {value!r}")
+    return value
 
 
 def _check_convolution(x: TensorType, w: TensorType, attrs: Attrs) -> TensorType:
     """Return the result's type of a convolution of `x` with `w`."""
     if not x.is_float or x.dtype != w.dtype or x.rank != w.rank or not 3 <= x.rank <= 5:
         raise ValueError(f"values {x} and weight {w} must be floats with one to three spatial dims")
-    groups = attrs["groups"]
-    if not isinstance(groups, int) or x.shape[1] != groups * w.shape[1] or (groups and w.shape[0] % groups):
+    groups = int_attr(attrs, "groups")
+    if groups < 0 or x.shape[1] != groups * w.shape[1] or (groups and w.shape[0] % groups):
         raise ValueError(f"channels of {x} and {w} do not fit {groups} groups")
     space = x.rank - 2
-    stride, padding, dilation = (_ints(attrs, name, space) for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = (_ints(attrs, name, space, least) for name, least in _WINDOW.items())
     out = tuple(
         (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(x.shape[2:], w.shape[2:], stride, padding, dilation, strict=True)
     )
@@ -127,12 +132,13 @@ def _check_pool(x: TensorType, attrs: Attrs) -> TensorType:
     space = x.rank - 2
     if not x.is_float or not 1 <= space <= 3:
         raise ValueError(f"expected float values of 1 to 3 spatial dims, got {x}")
-    names = ("kernel", "stride", "padding", "dilation")
-    kernel, stride, padding, dilation = (_ints(attrs, name, space) for name in names)
+    kernel = _ints(attrs, "kernel", space, 1)
+    stride, padding, dilation = (_ints(attrs, name, space, least) for name, least in _WINDOW.items())
+    ceil_mode = flag_attr(attrs, "ceil_mode")
     out = []
     for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
-        count = (n + 2 * p - d * (k - 1) - 1 + (s - 1 if attrs["ceil_mode"] else 0)) // s + 1
-        if attrs["ceil_mode"] and (count - 1) * s >= n + p:
+        count = (n + 2 * p - d * (k - 1) - 1 + (s - 1 if ceil_mode else 0)) // s + 1
+        if ceil_mode and (count - 1) * s >= n + p:
             count -= 1  # the last window would begin in the padding
         out.append(count)
     if any(n < 1 for n in out):

@@ -13,6 +13,7 @@ from maniple.ir.program import Op
 from maniple.ops.elementwise import linear_in
 from maniple.ops.factors import FactorRule
 from maniple.ops.opdef import Attrs, OpDef
+from maniple.ops.structure import int_attr
 
 
 def _check_operands(operands: Sequence[TensorType], what: str) -> None:
@@ -48,9 +49,10 @@ def embedding_factors(op: Op) -> FactorRule:
     return FactorRule(((("v",), ("d",)), n), ((*n, ("d",)),), sizes)
 
 
-def infer_embedding_grad(operands: Sequence[TensorType], _attrs: Attrs, like: TensorType | None) -> tuple[TensorType, ...]:
+def infer_embedding_grad(operands: Sequence[TensorType], attrs: Attrs, like: TensorType | None) -> tuple[TensorType, ...]:
     """Return the table's type, which is `like`, for a gradient `[..., d]` and ids `[...]`."""
     _check_operands(operands, "a gradient")
+    int_attr(attrs, "padding_idx")
     grad, ids = operands[:2]
     if like is None or like.rank != 2:
         raise ValueError("the result's type, that of the table, must be given")
@@ -67,9 +69,10 @@ def embedding_grad_factors(op: Op) -> FactorRule:
     return FactorRule(((*n, ("d",)), n), ((("v",), ("d",)),), sizes)
 
 
-def infer_pick(operands: Sequence[TensorType], _attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
+def infer_pick(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
     """Return `[n]` for `x[n, v]` and labels `[n]`; n may be several dims."""
     _check_operands(operands, "values")
+    int_attr(attrs, "ignore_index")
     x, labels = operands[:2]
     if x.shape[:-1] != labels.shape or not x.rank:
         raise ValueError("labels must have the values' dims but the last")
@@ -83,9 +86,10 @@ def pick_factors(op: Op) -> FactorRule:
     return FactorRule(((*n, ("v",)), n), (n,), _sizes(labels.shape, v=x.shape[-1]))
 
 
-def infer_pick_grad(operands: Sequence[TensorType], _attrs: Attrs, like: TensorType | None) -> tuple[TensorType, ...]:
+def infer_pick_grad(operands: Sequence[TensorType], attrs: Attrs, like: TensorType | None) -> tuple[TensorType, ...]:
     """Return the type of the values picked from, which is `like`, for a gradient `[n]` and labels `[n]`."""
     _check_operands(operands, "a gradient")
+    int_attr(attrs, "ignore_index")
     grad, labels = operands[:2]
     if like is None or not like.rank:
         raise ValueError("the result's type, that of the values picked from, must be given")

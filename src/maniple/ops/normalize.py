@@ -14,16 +14,15 @@ from maniple.ops.builder import Builder
 from maniple.ops.elementwise import linear_in
 from maniple.ops.factors import Dim, FactorRule
 from maniple.ops.opdef import Attrs, OpDef
-from maniple.ops.precision import accumulation_dtype, convert, widen
+from maniple.ops.precision import accumulation_dtype, convert, scaled, widen
+from maniple.ops.structure import dim_attr, number_attr
 
 
 def infer_softmax(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None, *, arity: int) -> tuple[TensorType, ...]:
     """Return the operands' one type; attribute `dim` counts from the front."""
     if len(operands) != arity or len(set(operands)) != 1 or not operands[0].is_float:
         raise ValueError(f"expected {arity} float operands of one type")
-    dim = attrs["dim"]
-    if not isinstance(dim, int) or not 0 <= dim < operands[0].rank:
-        raise ValueError(f"there is no dim {dim}")
+    dim_attr(attrs, operands[0].rank)
     return (operands[0],)
 
 
@@ -79,10 +78,11 @@ def _statistics(x: TensorType, w: TensorType) -> TensorType:
     return TensorType(accumulation_dtype(x.dtype), x.shape[: x.rank - w.rank])
 
 
-def infer_layer_norm(operands: Sequence[TensorType], _attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
+def infer_layer_norm(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
     """Return y, and mean and rstd of the leading dims, for x, weight and bias; the weight's dims are normalised."""
     if len(operands) != 3 or operands[1] != operands[2]:
         raise ValueError("expected values, weight and bias, the last two of one type")
+    number_attr(attrs, "eps")
     x, w, _ = operands
     statistics = _statistics(x, w)
     return x, statistics, statistics
@@ -123,15 +123,9 @@ def _layer_norm_parts(x: Value, w: Value) -> tuple[tuple[int, ...], tuple[int, .
     return lead, tuple(range(len(lead), x.type.rank)), w.type.num_elements
 
 
-def scaled(b: Builder, x: Value, factor: float) -> Value:
-    """Return `x` times a number."""
-    return b("multiply", x, b.constant(factor, x.type.dtype))
-
-
 def inverse_deviation(b: Builder, variance: Value, op: Op) -> Value:
     """Return 1 / sqrt(variance + eps) with the op's `eps`."""
-    eps = op.attr("eps")
-    assert isinstance(eps, int | float)
+    eps = number_attr(dict(op.attrs), "eps")
     return b("rsqrt", b("add", variance, b.constant(eps, variance.type.dtype)))
 
 

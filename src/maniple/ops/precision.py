@@ -1,4 +1,4 @@
-"""Low-precision values inside decompositions: computed in f32, as the frameworks' own kernels do."""
+"""Numbers inside decompositions: low-precision values are computed in f32, as the frameworks' own kernels do."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def accumulation_dtype(dtype: str) -> str:
 def widen(b: Builder, x: Value) -> Value:
     """Return `x` in its accumulation dtype."""
     return convert(b, x, accumulation_dtype(x.type.dtype))
+
+
+def scaled(b: Builder, x: Value, factor: float) -> Value:
+    """Return `x` times a number."""
+    return b("multiply", x, b.constant(factor, x.type.dtype))
 
 
 def convert(b: Builder, x: Value, dtype: str) -> Value:

@@ -35,6 +35,30 @@ def ints_attr(attrs: Attrs, name: str) -> tuple[int, ...]:
     return tuple(int(item) for item in value if isinstance(item, int))
 
 
+def number_attr(attrs: Attrs, name: str) -> float:
+    """Return attribute `name`, which must be a number and no bool.
+
+    Raises:
+        ValueError: if it is missing or none.
+    """
+    value = attrs.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"attribute {name} must be a number, got {value!r}")  # noqa: TRY004  # what infer raises
+    return value
+
+
+def flag_attr(attrs: Attrs, name: str) -> bool:
+    """Return attribute `name`, which must be True or False.
+
+    Raises:
+        ValueError: if it is missing or neither.
+    """
+    value = attrs.get(name)
+    if not isinstance(value, bool):
+        raise ValueError(f"attribute {name} must be True or False, got {value!r}")  # noqa: TRY004  # what infer raises
+    return value
+
+
 def dim_attr(attrs: Attrs, rank: int) -> int:
     """Return attribute `dim`, which must be in [0, rank).
 

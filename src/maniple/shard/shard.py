@@ -48,6 +48,12 @@ def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -
     tensors = {value.name: value.type for value in program.values()}
     tensors |= {item.name: item.value.type for item in program.inputs}
     pinned = strategy.pinned(tensors) if strategy.pins else {}
+    for item in program.inputs:
+        for name in (item.name, item.value.name):
+            if name in pinned and pinned[name].pending:
+                raise StrategyError(
+                    f"pin {name!r}: {pinned[name]} is a partial result, but an input is whole", hint="split it, or leave it whole: _"
+                )
     batch = _batch_layouts(program, strategy.size(DATA_AXIS), pinned)
     fixed = batch | placed | pinned
     solution = None

@@ -113,8 +113,12 @@ def parse_taskgraph(text: str) -> TaskGraph:
         if line == "}":
             graph = draft.finish()
             _check_names(graph)
+            _check_axes(graph)
             return graph
-        _parse_line(line, lines, draft)
+        try:
+            _parse_line(line, lines, draft)
+        except ParseError as error:
+            raise error.in_line(line) from error
     raise ParseError("a task graph ends with '}'")
 
 
@@ -182,3 +186,17 @@ def _check_names(graph: TaskGraph) -> None:
     for task in graph.tasks:
         if task.segment >= len(graph.segments):
             raise ParseError(f"task {task.name!r} runs segment {task.segment}, which does not exist")
+
+
+def _check_axes(graph: TaskGraph) -> None:
+    types = {buffer.name: buffer.type for buffer in graph.buffers}
+    layouts = [(buffer.name, buffer.sharding) for buffer in graph.buffers]
+    layouts += [(access.buffer, access.part.sharding) for task in graph.tasks for access in task.accesses]
+    for name, sharding in layouts:
+        if len(sharding.dims) != types[name].rank:
+            raise ParseError(f"layout {sharding} does not fit buffer {name!r}, which is {types[name]}")
+    named = [graph.shared, *(sharding.axes for _, sharding in layouts), *(edge.axes for edge in graph.edges)]
+    named += [task.once for task in graph.tasks] + [access.part.peers for task in graph.tasks for access in task.accesses]
+    for axis in (axis for axes in named for axis in sorted(axes)):
+        if axis not in graph.mesh.names:
+            raise ParseError(f"axis {axis!r} is used, but the mesh is {graph.mesh or 'empty'}")

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils import _pytree as pytree
 
+from maniple.base.errors import ModelError
 from maniple.verify.compare import Tensor
 
 _NUMPY_HAS_NO = (torch.bfloat16, torch.float16)
@@ -30,8 +31,20 @@ class Subject:
     optimizer: Optimizer
 
     def copy(self) -> Subject:
-        """Return a copy that shares nothing with this one."""
-        model, optimizer = copy.deepcopy((self.model, self.optimizer))
+        """Return a copy that shares nothing with this one.
+
+        Raises:
+            ModelError: if model or optimizer cannot be copied.
+        """
+        try:
+            model, optimizer = copy.deepcopy((self.model, self.optimizer))
+        except Exception as error:  # whatever the user's classes raise
+            what = (
+                f"the model cannot be copied, to train it in two ways: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            )
+            raise ModelError(
+                what, hint="hold parameters and plain values in modules; parametrizations instead of nn.utils.weight_norm"
+            ) from error
         return Subject(model, optimizer)
 
     def nudged(self) -> Subject:

@@ -261,8 +261,8 @@ def test_constants_that_only_the_code_holds() -> None:
     batches = [tuple(value.double() for value in batch().values()) for _ in range(2)]
     runner = assert_same_training(make, weighted, batches, num_captures=1)
     made = runner.compiled[0][0]
-    assert [item.name for item in made.program.inputs if item.name.startswith("constant")] == ["constant.0"]
-    assert made.slots["constant.0"].get() is weights
+    assert [item.name for item in made.program.inputs if item.name.startswith("constant")] == ["constant.0", "constant.1"]
+    assert all(made.slots[f"constant.{at}"].get() is value for at, value in enumerate((weights, one)))
 
 
 class TestDropout:

@@ -74,6 +74,9 @@ def test_numbers_that_python_cannot_spell() -> None:
         ("many=(1,", "many=(open(),", "attributes"),
         ("f32[2,3]{tp,_}", "f33[2,3]{tp,_}", "tensor type"),
         (" update", " sideways", "cannot read the line"),
+        ("%2: bool[]", "%2: bool[] and more", "cannot read the results"),
+        ("{tp,_}", "{tp,tp}", "twice.* in line: in %w"),
+        ("f32[2,3]{tp,_}", "f33[2,3]{tp,_}", "tensor type .* in line: in %w"),
     ],
 )
 def test_text_that_does_not_parse(old: str, new: str, says: str) -> None:

@@ -37,8 +37,17 @@ def test_local_shape_is_that_of_the_region(rows: int, cols: int) -> None:
         assert layout.local_shape((rows, cols), MESH, point) == tuple(sum(hi - lo for lo, hi in dim) for dim in region)
 
 
+@st.composite
+def split_dims(draw: st.DrawFn) -> list[list[AxisPart]]:
+    """Draw dims that each axis splits at most once."""
+    dims: list[list[AxisPart]] = [[] for _ in range(draw(st.integers(0, 3)))]
+    for part in draw(st.lists(PARTS, max_size=2, unique_by=lambda part: part.axis)) if dims else []:
+        dims[draw(st.integers(0, len(dims) - 1))].append(part)
+    return dims
+
+
 @given(
-    st.lists(st.lists(PARTS, max_size=2), max_size=3),
+    split_dims(),
     st.dictionaries(st.sampled_from(["cp", "ep"]), st.sampled_from(["sum", "max", "min"])),
 )
 def test_sharding_round_trip(dims: list[list[AxisPart]], pending: dict[str, str]) -> None:
@@ -46,7 +55,9 @@ def test_sharding_round_trip(dims: list[list[AxisPart]], pending: dict[str, str]
     assert Sharding.parse(str(layout)) == layout
 
 
-@pytest.mark.parametrize("text", ["dp", "{dp", "{d p}", "{_|dp}", "{_|dp:mean}", "{,}"])
+@pytest.mark.parametrize(
+    "text", ["dp", "{dp", "{d p}", "{_|dp}", "{_|dp:mean}", "{_|:sum}", "{,}", "{tp,tp}", "{tp.tp}", "{tp|tp:sum}", "{|tp:sum|tp:max}"]
+)
 def test_sharding_that_does_not_parse(text: str) -> None:
     with pytest.raises(ParseError):
         Sharding.parse(text)
@@ -69,7 +80,7 @@ def test_mesh_numbers_its_devices_in_order() -> None:
     assert {p["dp"] for p in MESH.group({"dp": 1, "tp": 2}, ("tp",))} == {1}
 
 
-@pytest.mark.parametrize("text", ["dp", "dp=", "dp=0", "dp=x", "=2"])
+@pytest.mark.parametrize("text", ["dp", "dp=", "dp=0", "dp=x", "=2", "dp=2 dp=3"])
 def test_mesh_that_does_not_parse(text: str) -> None:
     with pytest.raises(ParseError):
         Mesh.parse(text)

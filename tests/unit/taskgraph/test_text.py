@@ -67,6 +67,11 @@ def test_empty_mesh_and_no_shared_axes() -> None:
         ("buffer y:", "buffer w~1:", "'y'"),
         ('"train.py":12 @fc\n    read', '"train.py" @fc\n    read', "location"),
         ("task all_reduce.1", "task loop.0", "all_reduce.1"),
+        ("mesh dp=2 tp=4", "mesh dp=2 dp=4", "twice.* in line: mesh dp=2 dp=4"),
+        ("shared tp", "shared cp", "'cp'"),
+        ("peers=dp", "peers=cp", "'cp'"),
+        ("read w~1 {_,_}", "read w~1 {_}", "does not fit buffer 'w~1'"),
+        ("%x: f32[8,4] argument", "%x: f31[8,4] argument", "in line: in %x: f31"),
     ],
 )
 def test_what_does_not_parse_is_named(old: str, new: str, said: str) -> None:

@@ -33,7 +33,9 @@ class Binding:
         found = {**self.captured.state(), **self.captured.batch.tensors(args)}
         for name, number in self.captured.hyperparameters().items():
             found[name] = torch.tensor(number, dtype=torch.float64)
-        found["seed"] = torch.tensor(step_seed(torch.initial_seed(), step))
+        for item in self.captured.program.inputs:
+            if item.kind == "rng":
+                found[item.name] = torch.tensor(step_seed(torch.initial_seed(), step))
         return {item.name: found[item.name].detach() for item in self.captured.program.inputs}
 
     def commit(self, outputs: Mapping[str, Tensor]) -> None:

@@ -10,9 +10,10 @@ from torch import Tensor
 from maniple.base.errors import CaptureError
 from maniple.capture.torch.batch import BatchStructure, ResultStructure, batch_structure
 from maniple.capture.torch.errors import explained
-from maniple.capture.torch.guards import Signature, signature
+from maniple.capture.torch.guards import Signature, describe_change, signature
 from maniple.capture.torch.hyperparameters import Number, NumberGuard
 from maniple.capture.torch.importer import import_trace
+from maniple.capture.torch.patches import collection_paused
 from maniple.capture.torch.state import Slot, find_bound
 from maniple.capture.torch.trace import trace_step
 from maniple.ir.program import Program
@@ -79,21 +80,25 @@ def capture(step_fn: Callable[..., object], bound: Sequence[object], args: Seque
     Raises:
         CaptureError: if the step cannot be a program; it says where and what to do.
     """
+    before = signature(step_fn, bound, args)
     found = find_bound(step_fn, bound)
     structure, leaves = batch_structure(args)
-    try:
-        trace = trace_step(step_fn, found, (*bound, *args), structure, leaves, promote=promote_float64)
-    except Exception as error:
-        told = explained(error)
-        if told is error:
-            raise
-        raise told from error
-    program, constants = import_trace(trace)
+    with collection_paused():
+        try:
+            trace = trace_step(step_fn, found, (*bound, *args), structure, leaves, promote=promote_float64)
+        except Exception as error:
+            told = explained(error)
+            if told is error:
+                raise
+            raise told from error
+        program, constants = import_trace(trace)
     slots: dict[str, Slot] = {slot.name: slot for slot in (*found.slots(), *constants, *trace.created)}
     _check_names(program)
+    changed = describe_change(before, signature(step_fn, bound, args))
+    if changed:
+        raise CaptureError(f"the step changes what it depends on: {changed}", hint="keep counters and schedules outside of the step")
     return Captured(
-        program, slots, tuple(slot.name for slot in trace.created), trace.numbers, structure, trace.result, trace.guards,
-        signature(step_fn, bound, args),
+        program, slots, tuple(slot.name for slot in trace.created), trace.numbers, structure, trace.result, trace.guards, before,
     )  # fmt: skip
 
 

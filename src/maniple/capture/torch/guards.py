@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from maniple.capture.torch.batch import batch_structure
 from maniple.capture.torch.hyperparameters import LIFTED
-from maniple.capture.torch.state import Bound, Slot, find_bound
+from maniple.capture.torch.plain import Kept, Same, keep, keep_fields, spelled
+from maniple.capture.torch.state import Bound, find_bound, state_name
 
 Signature = tuple[tuple[str, Hashable], ...]
 """Pairs of what it is, in the user's words, and its value."""
 
-_PLAIN: Final = (bool, int, float, str)
 _IDENTITY: Final = "the objects that hold parameters and state"
 """A captured program reads and writes these very objects, so that others in their place need a capture of their own."""
+
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OPTIMIZER_HOOKS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_PARAMETER_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_OF_EVERY_MODULE: Final = frozenset(vars(nn.Module())) - {"training"}
 
 
 def signature(step_fn: Callable[..., object], bound: Sequence[object], args: Sequence[object]) -> Signature:
     """Return all that a recompilation of the step depends on.
 
     Structure, shapes, dtypes and Python values of the batch; of parameters and buffers shapes, dtypes and requires_grad; train or
-    eval mode and plain attributes of every module; every entry of the parameter groups but lr, betas and momentum; which optimizer
-    state exists; the default dtype and autocast.
+    eval mode, hooks and plain attributes of every module (numbers, texts, functions, and containers and records of them); every
+    entry of the parameter groups but lr, betas and momentum; which optimizer state exists; plain attributes of other arguments;
+    plain values and tensors that the step's own code takes from around it; the default dtype and autocast.
 
     Args:
         step_fn: the user's step.
@@ -36,72 +44,107 @@ def signature(step_fn: Callable[..., object], bound: Sequence[object], args: Seq
         CaptureError: if the batch holds something that is neither tensor nor plain value.
     """
     found = find_bound(step_fn, bound)
-    return (*_batch(args), *_state(found), *_modules(found), *_groups(found), *_others(found), *_modes())
+    parts = _batch(args), _state(found), _modules(found), _groups(found), _others(found), _surroundings(step_fn), _modes()
+    return tuple(item for part in parts for item in part)
 
 
-def _type_text(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
+def _kind(tensor: Tensor) -> Hashable:
+    return tensor.dtype, tensor.shape
 
 
 def _batch(args: Sequence[object]) -> Iterator[tuple[str, Hashable]]:
     structure, leaves = batch_structure(args)
     yield "structure of the batch", str(structure.spec)
     for name, leaf in zip(structure.names, leaves, strict=True):
-        yield name, _type_text(leaf) if isinstance(leaf, Tensor) else _hashable(leaf)
+        yield name, _kind(leaf) if isinstance(leaf, Tensor) else keep(leaf)
 
 
 def _state(bound: Bound) -> Iterator[tuple[str, Hashable]]:
     owners = (*bound.parameters.values(), *(item for _, item in (*bound.all_modules(), *bound.optimizers)))
     yield _IDENTITY, tuple(map(id, owners))
     for name, parameter in bound.parameters.items():
-        yield name, f"{_type_text(parameter)}{' requires_grad' if parameter.requires_grad else ''}"
-    slots: list[Slot] = [*bound.buffers.values(), *bound.optimizer_slots()]
-    for slot in slots:
-        tensor = slot.get()
-        assert tensor is not None, "slots of what exists"
-        yield slot.name, _type_text(tensor)
+        yield name, (parameter.dtype, parameter.shape, *(("requires_grad",) if parameter.requires_grad else ()))
+        for key in _PARAMETER_HOOKS:
+            hooks = getattr(parameter, key)
+            if hooks:
+                yield f"{name}.{key}", tuple(hooks)
+    for name, slot in bound.buffers.items():
+        yield name, _kind(slot.get())
+    names = bound.parameter_names()
+    for prefix, optimizer in bound.optimizers:
+        for parameter, state in optimizer.state.items():
+            owner = names[id(parameter)]
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    yield state_name(prefix, key, owner), _kind(value)
 
 
 def _modules(bound: Bound) -> Iterator[tuple[str, Hashable]]:
+    records: dict[int, Kept] = {}
     for path, module in bound.all_modules():
-        plain = tuple((key, value) for key, value in vars(module).items() if type(value) in _PLAIN)
-        hooks = len(module._forward_hooks), len(module._forward_pre_hooks), len(module._backward_hooks)
-        yield f"module {path or 'model'}", (type(module).__qualname__, *plain, ("num_hooks", hooks))
+        attributes = vars(module)
+        own = [(key, value) for key, value in attributes.items() if key not in _OF_EVERY_MODULE]
+        plain: list[tuple[str, Hashable]] = [(key, kept) for key, value in own if (kept := keep(value, records)) is not None]
+        plain += [(key, tuple(attributes[key])) for key in _HOOKS if attributes[key]]
+        yield f"module {path or 'model'}", (Same(type(module)), *plain)
 
 
 def _groups(bound: Bound) -> Iterator[tuple[str, Hashable]]:
     names = bound.parameter_names()
     for prefix, optimizer in bound.optimizers:
-        yield prefix, type(optimizer).__qualname__
+        yield prefix, Same(type(optimizer))
+        for key in _OPTIMIZER_HOOKS:
+            yield f"{prefix}.{key}", tuple(vars(optimizer).get(key, ()))
         for number, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 label = f"{prefix}.param_groups[{number}][{key!r}]"
                 if key == "params":
                     yield label, tuple(names[id(parameter)] for parameter in value)
+                elif isinstance(value, Tensor):
+                    yield label, _kind(value)
                 elif key not in LIFTED or value is None or isinstance(value, str | bool):
-                    yield label, _hashable(value)
+                    yield label, keep(value) or repr(value)
 
 
 def _others(bound: Bound) -> Iterator[tuple[str, Hashable]]:
     for label, value in bound.others:
-        yield label, value if isinstance(value, (*_PLAIN, type(None))) else type(value).__qualname__
+        kept = keep(value)
+        yield label, kept or Same(value)
+        if kept is None and not isinstance(value, LRScheduler):  # of a scheduler the step may ask nothing
+            yield from ((f"{label}.{name}", item) for name, item in keep_fields(value))
+
+
+def _surroundings(step_fn: Any) -> Iterator[tuple[str, Hashable]]:
+    """Yield the plain values and tensors among the outer variables and globals that the step's code itself names."""
+    while isinstance(step_fn, functools.partial):
+        yield from _named({f"argument {name}": value for name, value in step_fn.keywords.items()})
+        step_fn = step_fn.func
+    function = getattr(step_fn, "__func__", step_fn)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    yield from _named({name: cell.cell_contents for name, cell in cells if _is_filled(cell)})
+    yield from _named({name: function.__globals__[name] for name in code.co_names if name in function.__globals__})
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # what a cell without contents raises
+        return False
+
+
+def _named(values: dict[str, object]) -> Iterator[tuple[str, Hashable]]:
+    for name, value in values.items():
+        kept = Same(value) if isinstance(value, Tensor) else keep(value)
+        if kept is not None:
+            yield f"variable {name}", kept
 
 
 def _modes() -> Iterator[tuple[str, Hashable]]:
     yield "default dtype", str(torch.get_default_dtype())
     yield "autocast", torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-
-
-def _hashable(value: object) -> Hashable:
-    if isinstance(value, Tensor):
-        return f"tensor {_type_text(value)}"
-    if isinstance(value, list | tuple):
-        return tuple(_hashable(item) for item in value)
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
-    return value
 
 
 def describe_change(old: Signature, new: Signature) -> str:
@@ -129,5 +172,12 @@ def _describe(key: str, was: Hashable, now: Hashable) -> str:
         old, new = dict(was[1:]), dict(now[1:])
         for name in dict.fromkeys((*old, *new)):
             if old.get(name) != new.get(name):
-                return f"`{path}.{name}` was {old.get(name)!r}, is {new.get(name)!r}"
-    return f"{key} are others" if key == _IDENTITY else f"`{key}` was {was}, is {now}"
+                return f"`{path}.{name}` was {_spelled(old.get(name))}, is {_spelled(new.get(name))}"
+    return f"{key} are others" if key == _IDENTITY else f"`{key}` was {_spelled(was)}, is {_spelled(now)}"
+
+
+def _spelled(value: Hashable) -> str:
+    if isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], torch.dtype) and isinstance(value[1], torch.Size):
+        dtype, shape, *words = value
+        return " ".join([f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]", *map(str, words)])
+    return spelled(value)

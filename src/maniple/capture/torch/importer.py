@@ -42,6 +42,7 @@ class _Importer:
         self.trace = trace
         self.inputs: list[Input] = []
         self.seed: Value | None = None
+        self.seed_name = ""
         self.constants: list[Slot] = []
         self.builder = Builder(CATALOG)
         self.emitter = Emitter(self.builder, self._seed)
@@ -50,7 +51,8 @@ class _Importer:
 
     def _seed(self) -> Value:
         if self.seed is None:
-            self.seed = Value("seed", TensorType("i64"))
+            self.seed_name = self._free("seed", [entry.name for entry in self.trace.inputs])
+            self.seed = Value(self._free("seed", [item.value.name for item in self.inputs]), TensorType("i64"))
         return self.seed
 
     def program(self) -> Program:
@@ -73,7 +75,7 @@ class _Importer:
         outputs += [Output(self._input(slot.name), slot.name) for slot in self.constants]
         gradients = tuple(zip(self.trace.gradients, values[len(self.trace.outputs) :], strict=True))
         if self.seed is not None:
-            self.inputs.append(Input(self.seed, "rng", "seed"))
+            self.inputs.append(Input(self.seed, "rng", self.seed_name))
         ops = _live(self.builder.ops, [item.value for item in outputs] + [value for _, value in gradients])
         return Program(tuple(self.inputs), ops, tuple(outputs), gradients)
 
@@ -84,13 +86,18 @@ class _Importer:
         where = next((self.origins[user].location for user in node.users if user in self.origins), None)
         raise CaptureError(f"the step reads the {name} from before it", where=where, hint="call optimizer.zero_grad() inside the step")
 
+    @staticmethod
+    def _free(name: str, taken: Sequence[str]) -> str:
+        """Return `name`, or one like it that nothing has."""
+        while name in taken:
+            name += "_"
+        return name
+
     def _add_input(self, node: fx.Node, name: str, kind: Any, value: Tensor | torch.SymFloat) -> None:  # InputKind
-        taken = {item.value.name for item in self.inputs}
-        unique = re.sub(r"[^\w.:/$-]", "_", name)
-        unique = f"{kind}.{unique}" if unique in taken or unique.isdigit() else unique
-        while unique in taken:
-            unique += "_"
-        made = Value(unique, TensorType("f64") if isinstance(value, torch.SymFloat) else type_of(value))
+        taken = [item.value.name for item in self.inputs]
+        plain = re.sub(r"[^\w.:/$-]", "_", name)
+        plain = f"{kind}.{plain}" if plain in taken or plain.isdigit() else plain
+        made = Value(self._free(plain, taken), TensorType("f64") if isinstance(value, torch.SymFloat) else type_of(value))
         self.inputs.append(Input(made, kind, name))
         self.env[node] = Scalar(made) if isinstance(value, torch.SymFloat) else made
 
@@ -164,8 +171,8 @@ class _Importer:
             is_uniform = is_fresh and not isinstance(tensor, FakeTensor) and bool((tensor == first).all())
         if is_uniform:
             return self.emitter.full(first, type_of(tensor))
-        name = f"constant.{len(self.constants)}"
-        value = Value(name, type_of(tensor))
+        name = self._free(f"constant.{len(self.constants)}", [entry.name for entry in self.trace.inputs])
+        value = Value(self._free(name, [item.value.name for item in self.inputs]), type_of(tensor))
         self.inputs.append(Input(value, "buffer", name))
         self.constants.append(ParameterSlot(name, tensor, "buffer"))
         return value

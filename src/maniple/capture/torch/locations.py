@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from maniple.base.location import Location
+from maniple.capture.torch.outside import check_outside
 from maniple.ir.program import Phase
 
 ORIGIN = "maniple_origin"
@@ -177,6 +178,7 @@ class OriginMode(TorchDispatchMode):
     ) -> Any:
         """Run `func` and mark its nodes; scalar arithmetic before it belongs to it."""
         origin = self.origin()
+        check_outside(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         for node in reversed(self.graph.nodes):
             if ORIGIN in node.meta or node.op == "placeholder":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,13 +18,31 @@ from maniple.capture.torch.locations import StepPosition, user_location
 
 @contextmanager
 def replaced(owner: Any, name: str, value: object) -> Iterator[None]:  # any object with attributes
-    """Let `owner.name` be `value` for a while."""
-    before = getattr(owner, name)
+    """Let `owner.name` be `value` for a while; what `owner` inherits it inherits again afterwards."""
+    is_own, before = name in vars(owner), getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        if is_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Let Python's cycle collector wait.
+
+    What an earlier trace that failed left behind, torch cannot free in the middle of an op: it then finds the op's result half made.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _scheduler_classes(root: type) -> Iterator[type]:
@@ -33,21 +52,25 @@ def _scheduler_classes(root: type) -> Iterator[type]:
         yield from _scheduler_classes(child)
 
 
-def _refuse_scheduler(scheduler: object, *_: object, **__: object) -> None:
-    raise CaptureError(
-        f"the step calls {type(scheduler).__name__}.step()",
-        where=user_location(sys._getframe(1)),
-        hint="call scheduler.step() outside of the step; the learning rate is read anew each step",
-    )
+def _scheduler_refusal(name: str) -> Callable[..., None]:
+    def refuse(scheduler: object, *_: object, **__: object) -> None:
+        raise CaptureError(
+            f"the step calls {type(scheduler).__name__}.{name}()",
+            where=user_location(sys._getframe(1)),
+            hint=f"call scheduler.{name}() outside of the step; the learning rate is read anew each step",
+        )
+
+    return refuse
 
 
 @contextmanager
 def schedulers_refused() -> Iterator[None]:
-    """Refuse any call of a scheduler's `step`, before it changes anything."""
+    """Refuse any call of a scheduler's `step`, before it changes anything, and questions of which the answer changes."""
     with ExitStack() as stack:
         for kind in dict.fromkeys(_scheduler_classes(LRScheduler)):
-            if "step" in vars(kind):
-                stack.enter_context(replaced(kind, "step", _refuse_scheduler))
+            for name in ("step", "get_last_lr"):
+                if name in vars(kind):
+                    stack.enter_context(replaced(kind, name, _scheduler_refusal(name)))
         yield
 
 
@@ -74,6 +97,24 @@ def checkpoint_traced_through() -> Iterator[None]:
         replaced(torch_checkpoint, "CheckpointFunction", _PassThrough),
     ):
         yield
+
+
+@contextmanager
+def numbers_refused() -> Iterator[None]:
+    """Refuse what reads the memory of tensors, of which traced ones have none: `numpy()` and `tolist()`."""
+    with ExitStack() as stack:
+        for name in ("numpy", "tolist"):
+            stack.enter_context(replaced(torch.Tensor, name, _refusal(name)))
+        yield
+
+
+def _refusal(name: str) -> Callable[..., object]:
+    def refuse(_tensor: torch.Tensor, *_args: object, **_kwargs: object) -> object:
+        raise CaptureError(
+            f"the step leaves torch: it calls {name}() of a tensor", hint="return the tensor, and make numbers of it outside"
+        )
+
+    return refuse
 
 
 @contextmanager

@@ -106,6 +106,7 @@ class Bound:
         parameters: name to parameter; a shared one has its first name.
         buffers: name to slot; plain tensor attributes of modules are among them.
         scopes: module path by identity.
+        tree: every module once, with its path; outer ones first.
     """
 
     modules: list[tuple[str, nn.Module]] = field(default_factory=list)
@@ -114,19 +115,15 @@ class Bound:
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, BufferSlot] = field(default_factory=dict)
     scopes: dict[int, str] = field(default_factory=dict)
+    tree: list[tuple[str, nn.Module]] = field(default_factory=list)
 
     def parameter_names(self) -> dict[int, str]:
         """Return the name of each parameter by identity."""
         return {id(parameter): name for name, parameter in self.parameters.items()}
 
-    def all_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield every module once, with its path."""
-        seen: set[int] = set()
-        for prefix, root in self.modules:
-            for path, module in root.named_modules():
-                if id(module) not in seen:
-                    seen.add(id(module))
-                    yield _join(prefix, path), module
+    def all_modules(self) -> Sequence[tuple[str, nn.Module]]:
+        """Return every module that there was when the objects were looked at, with its path."""
+        return self.tree
 
     def optimizer_slots(self) -> Iterator[OptimizerSlot]:
         """Yield a slot for every state tensor that exists."""
@@ -169,13 +166,32 @@ def find_bound(step_fn: Callable[..., object], bound: Sequence[object]) -> Bound
     found = Bound()
     for label, item in zip(_labels(step_fn, len(bound)), bound, strict=True):
         _collect(found, label, item)
-    with_tensors = [label for label, module in found.modules if any(True for _ in (*module.parameters(), *module.buffers()))]
-    if len(with_tensors) <= 1:
+    if sum(_has_tensors(module) for _, module in found.modules) <= 1:
         found.modules = [("", module) for _, module in found.modules]
+    seen: set[int] = set()
+    found.tree = [entry for prefix, root in found.modules for entry in _walk(prefix, root, seen)]
     if len(found.optimizers) == 1:
         found.optimizers = [("optimizer", found.optimizers[0][1])]
     _name_tensors(found)
     return found
+
+
+def _walk(path: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield `module` and all modules in it that are not among those `seen`, outer ones first, with their paths."""
+    waiting = [(path, module)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module
+        start = f"{path}." if path else ""
+        waiting += [(start + key, child) for key, child in reversed(module._modules.items()) if child is not None]
+
+
+def _has_tensors(root: nn.Module) -> bool:
+    own = (held for _, module in _walk("", root, set()) for held in (module._parameters, module._buffers))
+    return any(tensor is not None for held in own for tensor in held.values())
 
 
 def _labels(step_fn: Callable[..., object], count: int) -> list[str]:

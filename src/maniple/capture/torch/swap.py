@@ -24,7 +24,7 @@ from maniple.capture.torch.state import Bound
 
 _CONTAINERS: Final = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
 _OWN: Final = {
-    nn.Module: frozenset({"_parameters", "_buffers", "_modules", "_flat_weights"}),
+    nn.Module: frozenset({"_parameters", "_buffers", "_flat_weights"}),
     Optimizer: frozenset({"state", "param_groups", "_opt_called", "_step_count"}),
 }
 _MOVE: Final = "keep counters, schedules and caches outside of the step, or register tensors as buffers"

@@ -24,7 +24,7 @@ from maniple.capture.torch.batch import BatchStructure, ResultStructure, result_
 from maniple.capture.torch.fake import FakeTensors
 from maniple.capture.torch.hyperparameters import Number, NumberGuard, Symbols, find_numbers
 from maniple.capture.torch.locations import OriginMode, StepPosition
-from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, libraries_told, schedulers_refused
+from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, libraries_told, numbers_refused, schedulers_refused
 from maniple.capture.torch.promote import PromoteFloat64
 from maniple.capture.torch.state import Bound, OptimizerSlot, Slot, check_tensor, state_name
 from maniple.capture.torch.swap import swapped_modules, swapped_optimizers, unchanged
@@ -133,6 +133,7 @@ class _Tracer:
             schedulers_refused(),
             checkpoint_traced_through(),
             libraries_told(),
+            numbers_refused(),
             backward_watched(self.position, self._before_backward, self._after_backward),
             self.position.hooked(),
             torch.enable_grad(),
@@ -146,7 +147,7 @@ class _Tracer:
             traced = FunctionalTensor.to_functional(value)
             if entry.kind == "parameter":
                 traced._is_param = True
-                traced.requires_grad_(self.bound.parameters[entry.name].requires_grad)
+                _make_leaf(traced, self.bound.parameters[entry.name])
             self.traced[entry.name] = traced
         for name, parameter in self.bound.parameters.items():
             if parameter.requires_grad:
@@ -227,6 +228,15 @@ class _Tracer:
             for key, value in state.items()
             if not isinstance(value, Tensor)
         }
+
+
+def _make_leaf(traced: Tensor, parameter: Tensor) -> None:
+    """Let `traced` need a gradient if `parameter` does, and have its hooks."""
+    traced.requires_grad_(parameter.requires_grad)
+    for hook in (parameter._backward_hooks or {}).values():
+        traced.register_hook(hook)
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        traced.register_post_accumulate_grad_hook(hook)
 
 
 def _fake(mode: FakeTensorMode, name: str, tensor: Tensor) -> Tensor:

@@ -75,10 +75,22 @@ def _flip(e: Emitter, x: Value, dims: Sequence[int]) -> Value:
 
 
 def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+    if len(indices) == 1 and indices[0] is not None and indices[0].type.dtype == "bool":
+        return _masked_put(e, x, indices[0], values, accumulate=accumulate)
     if not accumulate:
         raise NotImplementedError("index_put without accumulate")
     flat, first, count = _flat_index(e, x, indices)
     return e("add", x, _put(e, x, flat, values, first, count))
+
+
+def _masked_put(e: Emitter, x: Value, mask: Value, values: Value, *, accumulate: bool) -> Value:
+    """Return `x` with `values`, the same for every place, where the mask of its first dims holds."""
+    rest = x.type.rank - mask.type.rank
+    if values.type.rank > rest and values.type.shape[: values.type.rank - rest] != (1,):
+        raise NotImplementedError("a mask with one value for each place")
+    new = e.expand(e.reshape(values, values.type.shape[max(values.type.rank - rest, 0) :]), x.type.shape)
+    mask = e.expand(e.reshape(mask, (*mask.type.shape, *(1,) * rest)), x.type.shape)
+    return e.select(mask, e("add", x, new) if accumulate else new, x, x.type.dtype)
 
 
 def _put(e: Emitter, x: Value, flat: Value, values: Value, first: int, count: int) -> Value:

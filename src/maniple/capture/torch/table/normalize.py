@@ -9,6 +9,7 @@ from maniple.base.types import TensorType
 from maniple.capture.torch.emit import Emitter
 from maniple.capture.torch.table.reduce import mean
 from maniple.ir.program import Value
+from maniple.ops.precision import accumulation_dtype
 
 
 def _softmax(name: str) -> Callable[..., Value]:
@@ -48,16 +49,12 @@ def _statistics(e: Emitter, x: Value, at: int) -> Value:
     return e.cast(e.reshape(x, kind.shape), kind.dtype)
 
 
-def _accumulated(kind: TensorType) -> str:
-    return "f64" if kind.dtype == "f64" else "f32"
-
-
 def _layer_norm_backward(
     e: Emitter, g: Value, x: Value, shape: Sequence[int], average: Value, rstd: Value, w: Value | None, b: Value | None,
     wanted: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
     lead = x.type.shape[: x.type.rank - len(shape)]
-    statistics = [e.cast(e.reshape(value, lead), _accumulated(x.type)) for value in (average, rstd)]
+    statistics = [e.cast(e.reshape(value, lead), accumulation_dtype(x.type.dtype)) for value in (average, rstd)]
     weight = _or_full(e, w, 1, x.type.with_shape(tuple(shape)))
     results = e.emit("layer_norm_grad", (g, x, *statistics, weight))
     return tuple(value if want else None for value, want in zip(results, wanted, strict=True))
@@ -127,7 +124,7 @@ def _batch_norm_backward(
     if training:
         assert average is not None, "training saves the batch's statistics"
         assert rstd is not None, "training saves the batch's statistics"
-        statistics = [e.cast(value, _accumulated(x.type)) for value in (average, rstd)]
+        statistics = [e.cast(value, accumulation_dtype(x.type.dtype)) for value in (average, rstd)]
         results = e.emit("batch_norm_grad", (g, x, *statistics, weight))
     else:
         assert running_mean is not None, "evaluation needs running statistics"
@@ -142,7 +139,7 @@ def _batch_norm_backward(
 
 def _rms_norm(e: Emitter, x: Value, shape: Sequence[int], w: Value | None, eps: float | None) -> tuple[Value, Value]:
     """Return y and rstd. Source: Zhang and Sennrich (arXiv:1910.07467), equation 4."""
-    wide = e.cast(x, _accumulated(x.type))
+    wide = e.cast(x, accumulation_dtype(x.type.dtype))
     dims = tuple(range(x.type.rank - len(shape), x.type.rank))
     floor = {"f64": 2.220446049250313e-16, "bf16": 0.0078125, "f16": 0.0009765625}.get(x.type.dtype, 1.1920928955078125e-07)
     rstd = e("rsqrt", e.elementwise("add", mean(e, e("multiply", wide, wide), dims, keep=True), floor if eps is None else eps))
@@ -154,7 +151,7 @@ def _rms_norm(e: Emitter, x: Value, shape: Sequence[int], w: Value | None, eps: 
 def _rms_norm_backward(
     e: Emitter, g: Value, x: Value, shape: Sequence[int], rstd: Value, w: Value | None, wanted: Sequence[bool]
 ) -> tuple[Value | None, Value | None]:
-    dtype = _accumulated(x.type)
+    dtype = accumulation_dtype(x.type.dtype)
     g, wide, rstd = (e.cast(value, dtype) for value in (g, x, rstd))
     lead = tuple(range(x.type.rank - len(shape)))
     dims = tuple(range(len(lead), x.type.rank))
@@ -196,12 +193,29 @@ def _group_norm_backward(
     rows = e.reshape(x, shape)
     others = [d for d in range(x.type.rank) if d != 1]
     weighted = g if w is None else e("multiply", g, _channels(e, w, x))
-    statistics = [e.cast(value, _accumulated(x.type)) for value in (average, rstd)]
+    statistics = [e.cast(value, accumulation_dtype(x.type.dtype)) for value in (average, rstd)]
     dx, _, _ = e.emit("layer_norm_grad", (e.reshape(weighted, shape), rows, *statistics, e.full(1, kind)))
     wide = [e.cast(e.expand(e.reshape(value, (*shape[:2], 1)), shape), x.type.dtype) for value in (average, rstd)]
     unit = e.reshape(e("multiply", e("subtract", rows, wide[0]), wide[1]), x.type.shape)
     dw = e.sum(e("multiply", g, unit), others) if wanted[1] else None
     return (e.reshape(dx, x.type.shape) if wanted[0] else None), dw, (e.sum(g, others) if wanted[2] else None)
+
+
+def _weight_norm(e: Emitter, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value]:
+    """Return v * g / norm and the norms, which run over all dims but `dim` (Salimans and Kingma, arXiv:1602.07868, equation 2)."""
+    norms = e("sqrt", e.sum(e("multiply", v, v), _others(v, dim), keep=True))
+    return e.elementwise("multiply", v, e("divide", g, norms)), norms
+
+
+def _weight_norm_backward(e: Emitter, grad: Value, v: Value, g: Value, norms: Value, dim: int) -> tuple[Value, Value]:
+    scale = e("divide", g, norms)
+    along = e("divide", e.sum(e("multiply", grad, v), _others(v, dim), keep=True), norms)  # the gradient's part along v
+    across = e("subtract", grad, e.elementwise("multiply", v, e("divide", along, norms)))
+    return e.elementwise("multiply", across, scale), along
+
+
+def _others(v: Value, dim: int) -> list[int]:
+    return [d for d in range(v.type.rank) if d != dim % v.type.rank]
 
 
 NORMALIZE: Final[dict[str, Callable[..., Any]]] = {
@@ -219,6 +233,8 @@ NORMALIZE: Final[dict[str, Callable[..., Any]]] = {
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten._fused_rms_norm.default": _rms_norm,
     "aten._fused_rms_norm_backward.default": _rms_norm_backward,
+    "aten._weight_norm_interface.default": _weight_norm,
+    "aten._weight_norm_interface_backward.default": _weight_norm_backward,
     "aten.native_group_norm.default": _group_norm,
     "aten.native_group_norm_backward.default": _group_norm_backward,
 }

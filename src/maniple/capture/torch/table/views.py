@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from maniple.base.types import TensorType
 from maniple.capture.torch.emit import Emitter
 from maniple.ir.program import Value
 
@@ -146,9 +147,12 @@ def _slice_scatter(
     dim %= x.type.rank
     n = x.type.shape[dim]
     low, high = _bounds(n, start, end)
+    source = e.cast(source, x.type.dtype)
     if step != 1:
-        raise NotImplementedError("slice_scatter with a step")
-    parts = [sliced(e, x, dim, 0, low), e.cast(source, x.type.dtype), sliced(e, x, dim, high, n)]
+        spread = _slice_backward(e, source, x.type.shape, dim, low, high, step)
+        ones = _slice_backward(e, e.full(True, TensorType("bool", source.type.shape)), x.type.shape, dim, low, high, step)
+        return e("select", ones, spread, x)
+    parts = [sliced(e, x, dim, 0, low), source, sliced(e, x, dim, high, n)]
     kept = [part for part in parts if part.type.shape[dim]]
     return kept[0] if len(kept) == 1 else e("concatenate", *kept, dim=dim)
 

@@ -1,0 +1,111 @@
+"""Python values that a traced step may have read: what guards keep of them, to compare with what they are later."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import functools
+import types
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, Final
+
+import torch
+
+Kept = tuple[type, Hashable]
+"""A value's type, so that 1, 1.0 and True are three, and the value, or what was kept of its items."""
+
+_PLAIN: Final = frozenset({
+    bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+})  # fmt: skip
+_FUNCTIONS: Final = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type})
+_RECORDS: Final = (types.SimpleNamespace, argparse.Namespace)
+
+
+class Same:
+    """Stands for one object: equal to what stands for the very same one."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        """Stand for `value`, and keep it alive, so that no other object gets its identity."""
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both stand for one object."""
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        """Return a hash of the identity."""
+        return hash(id(self.value))
+
+    def __str__(self) -> str:
+        """Return the object's name."""
+        return str(getattr(self.value, "__name__", type(self.value).__name__))
+
+
+def keep(value: object, records: dict[int, Kept] | None = None) -> Kept | None:
+    """Return what to compare of a value: all of a number, text or container of them, the identity of a function.
+
+    Of records (dataclasses, namespaces) the fields of which anything is kept. None for everything else, and for what holds it.
+
+    >>> keep([1, "a"]) == keep([1, "a"]), keep(1) == keep(True), keep(object())
+    (True, False, None)
+
+    Args:
+        value: what to compare.
+        records: what was kept of records by identity, so that one that many modules hold is looked at once; added to.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, value
+    if kind in _FUNCTIONS or isinstance(value, enum.Enum | type):
+        return kind, Same(value)
+    if isinstance(value, (tuple, list, Mapping)):
+        items = (part for pair in value.items() for part in pair) if isinstance(value, Mapping) else value
+        return _kept_items(kind, items, records)
+    if isinstance(value, set | frozenset):
+        return (kind, frozenset(value)) if all(type(item) in _PLAIN for item in value) else None
+    if isinstance(value, _RECORDS) or dataclasses.is_dataclass(value):
+        records = {} if records is None else records
+        if id(value) not in records:
+            records[id(value)] = kind, ()  # what a record finds that holds itself
+            records[id(value)] = kind, keep_fields(value, records)
+        return records[id(value)]
+    return None
+
+
+def _kept_items(kind: type, items: Iterable[object], records: dict[int, Kept] | None) -> Kept | None:
+    found = []
+    for item in items:
+        kept = keep(item, records)
+        if kept is None:
+            return None
+        found.append(kept)
+    return kind, tuple(found)
+
+
+def keep_fields(owner: object, records: dict[int, Kept] | None = None) -> tuple[tuple[str, Kept], ...]:
+    """Return the attributes of an object of which anything is kept, with that; `records` as for `keep`."""
+    found: Mapping[str, Any] = getattr(owner, "__dict__", {})
+    if dataclasses.is_dataclass(owner) and not isinstance(owner, type):
+        found = {**{item.name: getattr(owner, item.name, None) for item in dataclasses.fields(owner)}, **found}
+    return tuple((name, kept) for name, value in found.items() if (kept := keep(value, records)) is not None)
+
+
+def spelled(kept: object) -> str:
+    """Return what was kept of a value in Python's words; None for a value that was not there.
+
+    >>> spelled(keep((1, "a"))), spelled(keep(len))
+    ("(1, 'a')", 'len')
+    """
+    if not isinstance(kept, tuple) or len(kept) != 2 or not isinstance(kept[0], type):
+        return str(kept)
+    kind, value = kept
+    if isinstance(value, Same):
+        return str(value)
+    if kind in _PLAIN or not isinstance(value, tuple):
+        return repr(value)
+    if value and isinstance(value[0], tuple) and isinstance(value[0][0], str):
+        return f"{kind.__qualname__}({', '.join(f'{name}={spelled(item)}' for name, item in value)})"
+    return f"({', '.join(map(spelled, value))})"
