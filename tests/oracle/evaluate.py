@@ -9,7 +9,7 @@ from samples import Sample
 
 from maniple.base.types import TensorType
 from maniple.ir.program import Input, Op, Output, Program, Value
-from maniple.kernels.torch import MANIPLE_DTYPES, compile_program
+from maniple.kernels.torch import TORCH_DTYPES, compile_program
 from maniple.mesh import AxisPart, Mesh, Sharding
 from maniple.ops import CATALOG, Builder, FactorRule, definition
 from maniple.ops.localize import localize
@@ -38,7 +38,7 @@ def program_of(op: Op) -> Program:
 
 def type_of(tensor: torch.Tensor) -> TensorType:
     """Return the type of a tensor."""
-    return TensorType(MANIPLE_DTYPES[tensor.dtype], tuple(tensor.shape))
+    return TensorType(next(name for name, dtype in TORCH_DTYPES.items() if dtype == tensor.dtype), tuple(tensor.shape))
 
 
 def run(program: Program, values: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:

@@ -16,6 +16,12 @@ DTYPE_BYTES: Final[dict[str, int]] = {
 }  # fmt: skip
 """Bytes per element of every dtype a program may hold."""
 
+LONG_NAMES: Final[dict[str, str]] = {
+    "f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16",
+    "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "bool",
+}  # fmt: skip
+"""What frameworks call every dtype."""
+
 _PATTERN = re.compile(rf"(\w+)\[((?:{NUMBER}(?:,{NUMBER})*)?)\]")
 
 

@@ -68,7 +68,7 @@ class Mesh:
         Raises:
             ParseError: if `text` is not a list of `name=size`, each name once.
         """
-        axes = []
+        axes: list[tuple[str, int]] = []
         for word in text.split():
             match = re.fullmatch(rf"([A-Za-z_]\w*)=({NUMBER})", word)
             if match is None or not int(match[2]):

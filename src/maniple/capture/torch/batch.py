@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from maniple.base.errors import CaptureError
+from maniple.capture.torch.patches import UNKNOWN
+from maniple.capture.torch.plain import is_record, keep
 
 _CONSTANTS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -106,7 +109,8 @@ def result_structure(result: object) -> tuple[ResultStructure, list[tuple[str, o
     """Return the structure of what a step returned, and the leaves to compute with their outputs' names.
 
     Raises:
-        CaptureError: if nothing in it is computed.
+        CaptureError: if nothing in it is computed, or something in it would not be computed anew: a text of a number, an object that may
+            hold tensors.
     """
     flat, spec = pytree.tree_flatten_with_path(result)
     leaves: list[object] = []
@@ -119,7 +123,19 @@ def result_structure(result: object) -> tuple[ResultStructure, list[tuple[str, o
             leaves.append(OutputLeaf(name, is_number))
             computed.append((name, leaf))
         else:
+            _check_constant(name, leaf, path)
             leaves.append(leaf)
     if not computed:
         raise CaptureError("the step returns no tensor", hint="return the loss (or a dict or tuple that holds it)")
     return ResultStructure(spec, tuple(leaves)), computed
+
+
+def _check_constant(name: str, leaf: object, path: Sequence[object]) -> None:
+    """Raise unless a part of the result, which will be the same at each step, may be so."""
+    if any(UNKNOWN in text for text in (_path_text(path), leaf) if isinstance(text, str)):
+        raise CaptureError(f"the step returns a text of a computed number in {name!r}", hint="return the number and format it outside")
+    if not isinstance(leaf, (nn.Module, Optimizer)) and (is_record(leaf) or keep(leaf) is None):
+        raise CaptureError(
+            f"the step returns a {type(leaf).__name__} in {name!r}",
+            hint="return tensors and plain Python values in dicts, lists and tuples",
+        )

@@ -10,15 +10,13 @@ from typing import Final
 import torch
 
 from maniple.base.errors import CaptureError
-from maniple.base.types import TensorType
+from maniple.base.types import LONG_NAMES, TensorType
 from maniple.ir.program import Attr, Op, Value
 from maniple.ops.builder import Builder
+from maniple.ops.precision import accumulation_dtype
 
-DTYPES: Final[Mapping[torch.dtype, str]] = {
-    torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
-    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
-}  # fmt: skip
-TORCH_DTYPES: Final = {name: dtype for dtype, name in DTYPES.items()}
+TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = {name: getattr(torch, long) for name, long in LONG_NAMES.items()}
+DTYPES: Final[Mapping[torch.dtype, str]] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,8 @@ class Emitter:
     """A builder that knows ATen's rules.
 
     Attributes:
-        out: types of the current ATen op's results, None for results that are not tensors.
+        b: the builder.
+        outs: types of the current ATen op's results, None for results that are not tensors.
     """
 
     def __init__(self, builder: Builder, random_input: Callable[[], Value]) -> None:
@@ -195,7 +194,7 @@ class Emitter:
     def random(self, kind: TensorType) -> Value:
         """Return uniform random numbers in [0, 1), new ones at each call."""
         self._num_random += 1
-        wide = TensorType("f64" if kind.dtype == "f64" else "f32", kind.shape)
+        wide = TensorType(accumulation_dtype(kind.dtype), kind.shape)
         x = self("rng_uniform", self._random_input(), like=wide, id=self._num_random - 1, global_shape=kind.shape)
         return self.cast(x, kind.dtype)
 

@@ -27,12 +27,8 @@ def explained(error: Exception) -> CaptureError:
     if any(isinstance(item, DynamicOutputShapeException) for item in chain):
         return CaptureError(_SHAPE[0], where=where, hint=_SHAPE[1])
     if any(isinstance(item, GuardOnDataDependentSymNode | DataDependentOutputException) for item in chain):
-        is_shape = any("u" in str(getattr(item, "cond", "")) and "zuf" not in str(getattr(item, "cond", "")) for item in chain)
-        what, hint = _SHAPE if is_shape and _makes_shape(chain) else _BRANCH
-        return CaptureError(what, where=where, hint=hint)
+        return CaptureError(_BRANCH[0], where=where, hint=_BRANCH[1])
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if "item()" in text or "numpy" in text or "tolist" in text:
-        return CaptureError(f"the step leaves torch: {text}", where=where, hint=_BRANCH[1])
     what = f"the step cannot be traced: {type(error).__name__}: {text}"
     return CaptureError(what, where=where, hint="see whether the step runs on its own")
 
@@ -43,9 +39,3 @@ def _chain(error: BaseException | None) -> list[BaseException]:
         found.append(error)
         error = error.__cause__ or error.__context__
     return found
-
-
-def _makes_shape(chain: list[BaseException]) -> bool:
-    """Return whether the number came from an op whose result's shape depends on data."""
-    text = " ".join(str(item) for item in chain)
-    return "nonzero" in text or "masked_select" in text or "unique" in text

@@ -111,14 +111,21 @@ class StepPosition:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Follow modules and optimizers through torch's global hooks."""
+        """Follow modules and optimizers through torch's global hooks.
+
+        While a module runs, `torch.compiler.is_compiling()` is true: libraries then leave out checks of the numbers in tensors. It is not
+        while an optimizer runs, as torch's own would compute their corrections in the precision of their state, not in float64.
+        """
+        was_compiling = torch.compiler._is_compiling_flag
 
         def enter_module(module: torch.nn.Module, _args: object) -> None:
             outer = self.stack[-1] if self.stack else ""
             self.stack.append(self.scopes.get(id(module), outer))
+            torch.compiler._is_compiling_flag = True
 
         def leave_module(_module: torch.nn.Module, _args: object, _result: object) -> None:
             self.stack.pop()
+            torch.compiler._is_compiling_flag = was_compiling or bool(self.stack)
 
         def enter_optimizer(_optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             self.num_optimizer += 1
@@ -137,6 +144,7 @@ class StepPosition:
         try:
             yield
         finally:
+            torch.compiler._is_compiling_flag = was_compiling
             for handle in handles:
                 handle.remove()
 

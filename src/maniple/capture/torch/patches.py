@@ -6,14 +6,18 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from maniple.base.errors import CaptureError
 from maniple.capture.torch.locations import StepPosition, user_location
+
+UNKNOWN: Final = "<known only when the step runs>"
+"""How numbers read while a step is traced."""
 
 
 @contextmanager
@@ -118,13 +122,16 @@ def _refusal(name: str) -> Callable[..., object]:
 
 
 @contextmanager
-def libraries_told() -> Iterator[None]:
-    """Let transformers know, where it is imported, that tensors hold no numbers: it then leaves out checks of their values."""
-    module = sys.modules.get("transformers.utils.import_utils")
-    if module is None or not hasattr(module, "is_fake_tensor"):
-        yield
-        return
-    with replaced(module, "is_fake_tensor", lambda _tensor: True):
+def texts_marked() -> Iterator[None]:
+    """Let traced numbers and tensors, whatever the format, read as `UNKNOWN`: so texts of them can be told from others."""
+
+    def text(_value: object, _format: str = "") -> str:
+        return UNKNOWN
+
+    with ExitStack() as stack:
+        for kind in (torch.SymFloat, torch.SymInt, torch.SymBool, FunctionalTensor):
+            for name in ("__str__", "__repr__", "__format__"):
+                stack.enter_context(replaced(kind, name, text))
         yield
 
 

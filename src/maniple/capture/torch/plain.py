@@ -66,13 +66,18 @@ def keep(value: object, records: dict[int, Kept] | None = None) -> Kept | None:
         return _kept_items(kind, items, records)
     if isinstance(value, set | frozenset):
         return (kind, frozenset(value)) if all(type(item) in _PLAIN for item in value) else None
-    if isinstance(value, _RECORDS) or dataclasses.is_dataclass(value):
+    if is_record(value):
         records = {} if records is None else records
         if id(value) not in records:
             records[id(value)] = kind, ()  # what a record finds that holds itself
             records[id(value)] = kind, keep_fields(value, records)
         return records[id(value)]
     return None
+
+
+def is_record(value: object) -> bool:
+    """Return whether `value` is a dataclass's instance or a namespace."""
+    return isinstance(value, _RECORDS) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
 def _kept_items(kind: type, items: Iterable[object], records: dict[int, Kept] | None) -> Kept | None:

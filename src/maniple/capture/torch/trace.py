@@ -24,7 +24,7 @@ from maniple.capture.torch.batch import BatchStructure, ResultStructure, result_
 from maniple.capture.torch.fake import FakeTensors
 from maniple.capture.torch.hyperparameters import Number, NumberGuard, Symbols, find_numbers
 from maniple.capture.torch.locations import OriginMode, StepPosition
-from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, libraries_told, numbers_refused, schedulers_refused
+from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, numbers_refused, schedulers_refused, texts_marked
 from maniple.capture.torch.promote import PromoteFloat64
 from maniple.capture.torch.state import Bound, OptimizerSlot, Slot, check_tensor, state_name
 from maniple.capture.torch.swap import swapped_modules, swapped_optimizers, unchanged
@@ -49,11 +49,14 @@ class Trace:
     """A traced step.
 
     Attributes:
-        graph: functional ATen ops; each node's `meta` has its fake value (`val`) and its `Origin`.
+        module: functional ATen ops; each node's `meta` has its fake value (`val`) and its `Origin`.
         inputs: what the graph's placeholders are, in order; kind None: a gradient from before the step.
         outputs: names of the graph's outputs, in order.
         gradients: names of the parameters whose gradients follow the outputs.
         created: slots of optimizer state that the step creates.
+        result: how what the step returns is built of outputs.
+        numbers: hyperparameters among the inputs.
+        guards: conditions on them under which the graph is right.
     """
 
     module: fx.GraphModule
@@ -132,8 +135,8 @@ class _Tracer:
             swapped_optimizers(self.bound, self.traced, symbols),
             schedulers_refused(),
             checkpoint_traced_through(),
-            libraries_told(),
             numbers_refused(),
+            texts_marked(),
             backward_watched(self.position, self._before_backward, self._after_backward),
             self.position.hooked(),
             torch.enable_grad(),

@@ -1,6 +1,6 @@
 """PyTorch kernels: a local program becomes one Python function of PyTorch calls."""
 
 from maniple.kernels.torch.compile import Body, compile_program
-from maniple.kernels.torch.emit import MANIPLE_DTYPES, TORCH_DTYPES
+from maniple.kernels.torch.emit import TORCH_DTYPES
 
-__all__ = ["MANIPLE_DTYPES", "TORCH_DTYPES", "Body", "compile_program"]
+__all__ = ["TORCH_DTYPES", "Body", "compile_program"]

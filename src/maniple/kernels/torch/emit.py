@@ -17,20 +17,14 @@ from typing import Final
 
 import torch
 
-from maniple.base.types import TensorType
+from maniple.base.types import LONG_NAMES, TensorType
 from maniple.ir.program import Attr, Op
 
 Emit = Callable[[Op, Sequence[str]], str]
 """(op with local types, operand expressions) -> expression of its result, or of the tuple of its results."""
 
-TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = {
-    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
-    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
-}  # fmt: skip
+TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = {name: getattr(torch, long) for name, long in LONG_NAMES.items()}
 """PyTorch's name of every dtype of `TensorType`."""
-
-MANIPLE_DTYPES: Final[Mapping[torch.dtype, str]] = {kind: name for name, kind in TORCH_DTYPES.items()}
-"""The other way round."""
 
 
 def literal(value: Attr) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from maniple.base.types import TensorType
 from maniple.capture.torch.emit import Emitter, Number, Operand
 from maniple.ir.program import Value
+from maniple.ops.precision import accumulation_dtype
 
 
 def index_along(e: Emitter, shape: tuple[int, ...], dim: int) -> Value:
@@ -80,14 +81,14 @@ def _normal(e: Emitter, _x: Value, mean: float = 0.0, std: float = 1.0, **_optio
 
 def _bernoulli(e: Emitter, x: Value, probability: Operand | None = None, **_options: object) -> Value:
     chance = x if probability is None else probability
-    drawn = e.random(TensorType("f64" if e.out.dtype == "f64" else "f32", e.out.shape))
+    drawn = e.random(TensorType(accumulation_dtype(e.out.dtype), e.out.shape))
     return e.cast(e.elementwise("compare_lt", drawn, chance, dtype=drawn.type.dtype), e.out.dtype)
 
 
 def _dropout(e: Emitter, x: Value, probability: float, train: bool | None = None) -> tuple[Value, Value]:
     if train is False or probability == 0:
         return x, e.full(True, e.out_at(1))
-    drawn = e.random(TensorType("f64" if x.type.dtype == "f64" else "f32", x.type.shape))
+    drawn = e.random(TensorType(accumulation_dtype(x.type.dtype), x.type.shape))
     kept = e.elementwise("compare_lt", drawn, 1 - probability)
     return _scaled_mask(e, x, kept, 1 / (1 - probability) if probability < 1 else 0.0), kept
 
