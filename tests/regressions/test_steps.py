@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from maniple.api import check
-from maniple.base.errors import ModelError, StrategyError
+from maniple.base.errors import EngineError, ModelError, StrategyError
 from maniple.commands import CheckConfig, CheckReport, WorkloadConfig
 from maniple.mesh import Strategy
 
@@ -48,3 +48,8 @@ def test_layouts_that_would_change_numbers_are_refused(strategy: str, says: str)
 def test_model_that_cannot_be_copied_is_refused() -> None:
     with pytest.raises(ModelError, match="cannot be copied"):
         report("cannot_be_copied", "dp=2")
+
+
+def test_more_devices_than_one_process_can_hold_are_refused() -> None:
+    with pytest.raises(EngineError, match="1000000 devices"):
+        report("closure", "tp=1000000")

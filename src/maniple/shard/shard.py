@@ -87,7 +87,7 @@ def _batch_layouts(program: Program, ways: int, pinned: Collection[str]) -> dict
     rows = max(votes, key=lambda n: votes[n])
     if rows < ways:
         name = next(name for name, kind in tensors.items() if kind.shape[0] == rows)
-        raise StrategyError(f"dp={ways} is more ways than {name} has rows: {rows}", hint=f"dp={rows} or a larger batch")
+        raise StrategyError(f"dp={ways} is more ways than {name} has rows: {rows}", hint=f"dp={max(rows, 1)} or a larger batch")
     return {name: Sharding.replicated(kind.rank).split(0, AxisPart(DATA_AXIS)) for name, kind in tensors.items() if kind.shape[0] == rows}
 
 

@@ -21,6 +21,9 @@ from maniple.taskgraph.graph import Task, TaskGraph
 NUM_PLANS: Final = 8
 """Graphs that an engine keeps bodies for: batch shapes that take turns, training and evaluation."""
 
+MAX_DEVICES: Final = 4096
+"""More would take hours for one step."""
+
 
 class ReferenceEngine:
     """All devices in one process, sequential: the semantics of task graphs.
@@ -50,8 +53,12 @@ class ReferenceEngine:
         Bodies are compiled when first met and kept for the `NUM_PLANS` graphs that ran last.
 
         Raises:
-            EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails.
+            EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails; if there are
+                more than `MAX_DEVICES` devices.
         """
+        if graph.mesh.num_devices > MAX_DEVICES:
+            what = f"{graph.mesh} is {graph.mesh.num_devices} devices, and the reference engine keeps them all in one process"
+            raise EngineError(what, hint=f"at most {MAX_DEVICES} devices; maniple explain plans for any number")
         check_inputs(graph, inputs)
         plan = self._plan(graph)
         with torch.no_grad():
