@@ -15,7 +15,7 @@ from maniple.api import compile as plans
 from maniple.api.explain import steady_program
 from maniple.base.errors import VerifyError
 from maniple.commands import ExplainConfig, WorkloadConfig
-from maniple.engine.reference import engine as reference
+from maniple.engine import bodies
 from maniple.ir.program import Op, Output, Program, Value
 from maniple.lower import lower
 from maniple.mesh import Mesh, Strategy
@@ -202,7 +202,7 @@ def test_a_shard_begins_one_row_too_late(monkeypatch: pytest.MonkeyPatch, tiny_l
         moved.extend(victims)
         return off_by_one(local, victims[0])
 
-    monkeypatch.setattr(reference, "localize", shifted)
+    monkeypatch.setattr(bodies, "localize", shifted)
     status, report = check(tiny_lm, "tp=2", "--steps", "1")
     assert moved
     assert status == 1
@@ -250,7 +250,7 @@ def test_shards_draw_one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         ops = tuple(replace(op, operands=op.operands[:1]) if op.name == "rng_uniform" else op for op in local.program.ops)
         return replace(local, program=replace(local.program, ops=ops))
 
-    monkeypatch.setattr(reference, "localize", at_the_start)
+    monkeypatch.setattr(bodies, "localize", at_the_start)
     status, report = check("mlp", "dp=2", "--steps", "1", "--dropout", "0.2")
     assert drawn
     assert status == 1
