@@ -46,12 +46,17 @@ def type_of(tensor: torch.Tensor) -> TensorType:
 
 
 def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return numpy's common shape.
+    """Return numpy's common shape of shapes that have one.
 
     >>> broadcast_shape([(3, 1), (4,)])
     (3, 4)
     """
-    return tuple(torch.broadcast_shapes(*shapes))
+    first, *rest = shapes
+    if all(shape == first for shape in rest):
+        return first
+    rank = max(map(len, shapes))
+    sizes = zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True)
+    return tuple(next((n for n in column if n != 1), 1) for column in sizes)
 
 
 class Emitter:

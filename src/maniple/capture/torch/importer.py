@@ -111,7 +111,7 @@ class _Importer:
         kwargs = fx.node.map_arg(node.kwargs, self._read)
         name = _name(node)
         try:
-            self.emitter.outs = _types(node)
+            self.emitter.outs = types = _types(node)
             if name in SCALARS:
                 result = SCALARS[name](self.emitter, *args)
             elif name in ATEN:
@@ -124,12 +124,12 @@ class _Importer:
             raise CaptureError(f"{name}: {error.what}", where=origin.location, hint=error.hint) from error
         except (TypeError, NotImplementedError) as error:
             raise CaptureError(f"{name}: called in a form that has no mapping ({error})", where=origin.location) from error
-        self._check(node, name, result)
+        self._check(node, name, result, types)
         self.env[node] = result
 
-    def _check(self, node: fx.Node, name: str, result: Any) -> None:  # value, scalar or tuple of them
+    def _check(self, node: fx.Node, name: str, result: Any, types: tuple[TensorType | None, ...]) -> None:  # value, scalar or tuple of them
         made = result if isinstance(result, tuple) else (result,)
-        for value, kind in zip(made, _types(node), strict=True):
+        for value, kind in zip(made, types, strict=True):
             if isinstance(value, Value) and kind is not None and value.type != kind:
                 raise CaptureError(f"{name} was mapped to {value.type}, but gives {kind}", where=self.origins[node].location)
 

@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -295,7 +296,7 @@ def trace_step(
     tracer = _Tracer(step_fn, bound, user_args, batch, batch_leaves, promote)
     tracer.collect(mode, symbols)
     tracer.remember_python_state()
-    with mode:
+    with mode, _use_lazy_graph_module(should_use=True):  # nobody runs the graph: no code for it
         module = make_fx(tracer.run)(*(entry.value for entry in tracer.inputs))
     assert tracer.result is not None, "run sets it"
     return Trace(
