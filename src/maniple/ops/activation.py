@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from maniple.base.types import TensorType
@@ -83,7 +84,7 @@ def decompose_silu_grad(b: Builder, op: Op) -> tuple[Value, ...]:
 def _row(name: str, arity: int, flops: int, decompose: Callable[[Builder, Op], tuple[Value, ...]]) -> OpDef:
     return OpDef(
         name,
-        partial(infer_gelu if name.startswith("gelu") else infer_elementwise, arity=arity),
+        partial(infer_elementwise, arity=arity),
         elementwise_factors,
         linear_in({0}) if arity == 2 else linear_in(),
         lambda op: flops * op.results[0].type.num_elements,
@@ -92,8 +93,8 @@ def _row(name: str, arity: int, flops: int, decompose: Callable[[Builder, Op], t
 
 
 ACTIVATION: tuple[OpDef, ...] = (
-    _row("gelu", 1, 5, decompose_gelu),
-    _row("gelu_grad", 2, 10, decompose_gelu_grad),
+    replace(_row("gelu", 1, 5, decompose_gelu), infer=partial(infer_gelu, arity=1)),
+    replace(_row("gelu_grad", 2, 10, decompose_gelu_grad), infer=partial(infer_gelu, arity=2)),
     _row("silu", 1, 5, decompose_silu),
     _row("silu_grad", 2, 8, decompose_silu_grad),
 )
