@@ -17,12 +17,13 @@ from maniple.models.workload import Size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPT2Size(Size):
-    """Blocks, heads, width and vocabulary."""
+    """Blocks, heads, width, vocabulary, and whether the head is the token embedding."""
 
     layers: int
     heads: int
     hidden: int
     vocab: int = 50257
+    tied: bool = True
 
 
 def _published(layers: int, heads: int, hidden: int, lr: float) -> GPT2Size:
@@ -31,6 +32,7 @@ def _published(layers: int, heads: int, hidden: int, lr: float) -> GPT2Size:
 
 SIZES: Final[Mapping[str, GPT2Size]] = MappingProxyType({
     "tiny": GPT2Size(layers=4, heads=4, hidden=64, vocab=128, batch=8, seq=32, positions=64, lr=3e-3),
+    "14m": GPT2Size(layers=6, heads=4, hidden=128, vocab=50304, batch=8, seq=128, positions=128, lr=1e-3, tied=False),  # dims of Pythia-14M
     "small": _published(12, 12, 768, 6e-4),
     "medium": _published(24, 16, 1024, 3e-4),
     "large": _published(36, 20, 1280, 2.5e-4),
@@ -93,7 +95,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """The language model; its head is tied to the token embedding."""
+    """The language model."""
 
     def __init__(self, size: GPT2Size, dropout: float = 0.0) -> None:
         """Make the parts and initialise them as published: normal(0.02), residual projections narrower by depth."""
@@ -104,7 +106,8 @@ class GPT2(nn.Module):
         self.blocks = nn.ModuleList(Block(size, dropout) for _ in range(size.layers))
         self.ln_f = nn.LayerNorm(size.hidden)
         self.lm_head = nn.Linear(size.hidden, size.vocab, bias=False)
-        self.lm_head.weight = self.wte.weight
+        if size.tied:
+            self.lm_head.weight = self.wte.weight
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * size.layers))
