@@ -13,6 +13,7 @@ from maniple.models.data import IGNORED_LABEL, MASK_TOKEN, read_corpus
 # number of parameters as published: GPT-2 (Radford et al. 2019; small and medium as released), Llama (model cards), ResNet and BERT as in
 # torchvision and transformers
 PUBLISHED = {
+    "gpt2:14m": 14_067_712 + 128 * 128,  # Pythia-14M, which has no table of positions
     "gpt2:small": 124_439_808,
     "gpt2:medium": 354_823_168,
     "gpt2:large": 774_030_080,
