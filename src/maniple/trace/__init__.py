@@ -1,0 +1,5 @@
+"""What ran when: events in lanes, written by engines, read by people and tools."""
+
+from maniple.trace.trace import Event, Kind, Trace, Work, span, task_work
+
+__all__ = ["Event", "Kind", "Trace", "Work", "span", "task_work"]

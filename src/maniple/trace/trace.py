@@ -1,0 +1,221 @@
+"""Events and traces: what was done where, from when to when, in nanoseconds.
+
+An engine that runs a task graph and a simulator that times the same one make the same trace, up to the times: a task's name, its device
+and the number of the step say which event of one is which of the other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from maniple.base.errors import ParseError
+from maniple.base.location import Location
+from maniple.ir.program import Phase
+from maniple.taskgraph.graph import Task
+
+Kind = Literal["compute", "collective", "runtime", "step"]
+"""The two kinds of tasks; what the runtime does beside them; a whole step."""
+
+MAIN = "main/runtime"
+"""Lane of what the thread that calls an engine does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an event is about; the same for every device and step.
+
+    Attributes:
+        name: of the task, unique in its graph, or of what the runtime does.
+        op: see `Task.op`; empty if this is no task.
+        phase: None if this is no task.
+        num_bytes: see `Task.num_bytes`.
+        flops: see `Task.flops`.
+        location: the user's line.
+    """
+
+    name: str
+    kind: Kind
+    op: str = ""
+    phase: Phase | None = None
+    num_bytes: int = 0
+    flops: int = 0
+    location: Location | None = None
+
+    @property
+    def is_task(self) -> bool:
+        """Whether it is a task of a graph."""
+        return self.kind in {"compute", "collective"}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One stretch of time in one lane.
+
+    Attributes:
+        lane: place and what it is doing there, e.g. `cpu0/compute`.
+        start_ns: on a clock of which only differences mean something.
+        device: logical device, -1 if it is for none in particular.
+        step: number of the training step, from 0.
+        ready_ns: when everything that it waits for was there; `start_ns` if it waits for nothing.
+    """
+
+    work: Work
+    lane: str
+    start_ns: int
+    duration_ns: int
+    device: int = -1
+    step: int = 0
+    ready_ns: int = 0
+
+    @property
+    def end_ns(self) -> int:
+        """When it ended."""
+        return self.start_ns + self.duration_ns
+
+
+class Trace:
+    """Events of any number of steps, as columns of int64, in the order in which they were appended.
+
+    >>> trace = Trace()
+    >>> trace.append(Work("load", "runtime"), "cpu0/runtime", 1000, 1500)
+    >>> [event.duration_ns for event in trace]
+    [500]
+
+    Attributes:
+        lanes: names of the lanes, in order of their first event.
+        works: what the events are about.
+        num_steps: steps that were recorded.
+    """
+
+    __slots__ = ("_columns", "_lanes", "_later", "_step", "_works", "lanes", "num_steps", "works")
+
+    def __init__(self) -> None:
+        """Make a trace without events."""
+        self.lanes: list[str] = []
+        self.works: list[Work] = []
+        self.num_steps = 0
+        self._lanes: dict[str, int] = {}
+        self._works: dict[Work, int] = {}
+        # work, lane, start, duration, device, step, ready
+        self._columns = tuple(array("q") for _ in range(7))
+        self._step: int | None = None
+        self._later: list[Callable[[], None]] = []
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return len(self._columns[0])
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield the events in order."""
+        for work, lane, *rest in zip(*self._columns, strict=True):
+            yield Event(self.works[work], self.lanes[lane], *rest)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the events are the same, in the same order."""
+        return isinstance(other, Trace) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def append(
+        self, work: Work, lane: str, start_ns: int, end_ns: int, *, device: int = -1, step: int | None = None, ready_ns: int | None = None
+    ) -> None:
+        """Append an event.
+
+        Args:
+            work: what it is about.
+            lane: place and what it is doing there, e.g. `cpu0/compute`.
+            start_ns: when it began.
+            end_ns: when it ended.
+            device: logical device, -1 if it is for none in particular.
+            step: number of the training step; that of the step being recorded by default.
+            ready_ns: when everything that it waits for was there; `start_ns` by default.
+
+        Raises:
+            ParseError: if the lane is not named like that.
+        """
+        row = (
+            self._work(work), self._lane(lane), start_ns, end_ns - start_ns, device,
+            (self._step or 0) if step is None else step, start_ns if ready_ns is None else ready_ns,
+        )  # fmt: skip
+        for column, value in zip(self._columns, row, strict=True):
+            column.append(value)
+
+    def _work(self, work: Work) -> int:
+        number = self._works.setdefault(work, len(self.works))
+        if number == len(self.works):
+            self.works.append(work)
+        return number
+
+    def _lane(self, lane: str) -> int:
+        number = self._lanes.get(lane)
+        if number is None:
+            place, _, what = lane.partition("/")
+            if not place or not what:
+                raise ParseError(f"cannot read lane {lane!r}", hint="write it as PLACE/WHAT, for instance cpu0/compute")
+            number = self._lanes[lane] = len(self.lanes)
+            self.lanes.append(lane)
+        return number
+
+    @contextmanager
+    def span(self, name: str, lane: str = MAIN, kind: Kind = "runtime") -> Iterator[None]:
+        """Record as an event what runs inside, also if it raises."""
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.append(Work(name, kind), lane, start, time.perf_counter_ns())
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Record what runs inside as step `number`: as an event of kind `step` in the lane `main/step`, which all others lie in."""
+        self._step = number
+        try:
+            with self.span("step", "main/step", "step"):
+                yield
+            self.num_steps += 1
+        finally:
+            later, self._later = self._later, []
+            for record in later:
+                record()
+            self._step = None
+
+    def later(self, record: Callable[[], None]) -> None:
+        """Call `record`, which appends, when the step is over; at once outside of a step. Keeps the work of it out of the step's time."""
+        if self._step is None:
+            record()
+        else:
+            self._later.append(record)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as Chrome trace-event JSON, which https://ui.perfetto.dev and chrome://tracing show."""
+        from maniple.trace.chrome import print_trace
+
+        Path(path).write_text(print_trace(self), encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Trace:
+        """Return the trace that `save` wrote.
+
+        Raises:
+            ParseError: if the file cannot be read or holds something else.
+        """
+        from maniple.trace.chrome import load_trace
+
+        return load_trace(Path(path))
+
+
+def span(trace: Trace | None, name: str) -> AbstractContextManager[None]:
+    """Record what runs inside, in the lane of the calling thread; do nothing without a trace."""
+    return nullcontext() if trace is None else trace.span(name)
+
+
+def task_work(task: Task) -> Work:
+    """Return what the events of a task are about."""
+    return Work(task.name, task.kind, task.op, task.phase, task.num_bytes, task.flops, task.location)
