@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from maniple.mesh.mesh import Mesh
 from maniple.ops.localize import LocalProgram
 from maniple.taskgraph.graph import TaskGraph
+from maniple.trace import Trace
 
 Tensor = TypeVar("Tensor")
 Tensor_co = TypeVar("Tensor_co", covariant=True)
@@ -33,12 +34,13 @@ class Engine(Protocol[Tensor]):
     def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:
         """Return the axes of `mesh` along which the devices of this engine share memory: what graphs for it are lowered with."""
 
-    def run(self, graph: TaskGraph, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def run(self, graph: TaskGraph, inputs: Mapping[str, Tensor], trace: Trace | None = None) -> Mapping[str, Tensor]:
         """Run the step once.
 
         Args:
             graph: what to run.
             inputs: a whole (global) tensor for each of the graph's inputs, by name. They are read and never written.
+            trace: what to record in: every point task that ran, and what the runtime did beside them. None costs nothing per task.
 
         Returns:
             A whole tensor for each of the graph's outputs, by name, none of which shares memory with `inputs`. New state is among them:

@@ -16,6 +16,7 @@ from maniple.engine.realm.plan import Plan
 from maniple.engine.realm.process import PROCESS
 from maniple.mesh.mesh import Mesh
 from maniple.taskgraph.graph import TaskGraph
+from maniple.trace import Trace
 
 NUM_PLANS: Final = 8
 """Graphs that an engine keeps plans for: batch shapes that take turns, training and evaluation."""
@@ -58,7 +59,7 @@ class RealmEngine:
         """Number of bodies compiled for the graph that ran last."""
         return len(self._plans[-1].bodies) if self._plans else 0
 
-    def run(self, graph: TaskGraph, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def run(self, graph: TaskGraph, inputs: Mapping[str, torch.Tensor], trace: Trace | None = None) -> dict[str, torch.Tensor]:
         """Run the step once; see `Engine.run`.
 
         All that does not depend on the step is prepared when a graph is first met, and kept for the last few graphs. If a body raises, or
@@ -71,7 +72,7 @@ class RealmEngine:
         check_inputs(graph, inputs)
         with PROCESS.runtime(self.num_processors) as (runtime, helper):
             plan = self._plan(graph)
-            return plan.run(runtime, helper, self.num_processors, inputs, self._rng)
+            return plan.run(runtime, helper, self.num_processors, inputs, self._rng, trace)
 
     def _plan(self, graph: TaskGraph) -> Plan:
         found = next((plan for plan in self._plans if plan.graph is graph), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
+import time
 from collections.abc import Mapping
 
 import torch
@@ -16,7 +17,10 @@ from maniple.engine.realm.placement import Allocation, Placement
 from maniple.engine.realm.points import DTYPES, PointRun, ReadCount, Slots, Take, slots_of, taker
 from maniple.engine.realm.schedule import PointTask, schedule
 from maniple.engine.realm.spawn_list import Spawn, SpawnList
+from maniple.engine.realm.timing import Timing
 from maniple.taskgraph.graph import TaskGraph
+from maniple.trace import Trace, Work, span
+from maniple.trace.trace import MAIN
 
 
 class Plan:
@@ -38,7 +42,7 @@ class Plan:
         self._points = schedule(graph)
         self._values: Slots = []
         self._runs = [self._point(point) for point in self._points]
-        self._calls = [run.run for run in self._runs]
+        self._calls = self._plain_calls = [run.run for run in self._runs]
         whole = {name: self._placement.whole(buffer) for buffer, name in graph.outputs}
         self._outputs: dict[str, Take] = {name: taker(read) for name, read in whole.items()}
         self._values.extend([None] * self._placement.num_slots)
@@ -49,6 +53,7 @@ class Plan:
             self._allocate(number)
         self._clean = True
         self._list: SpawnList | None = None
+        self._timing: Timing | None = None
         self._failures: list[tuple[int, BaseException]] = []
         self._thread = threading.local()
 
@@ -82,7 +87,13 @@ class Plan:
         self._uses[number] = _uses(tensor)
 
     def run(
-        self, runtime: Runtime, helper: ctypes.CDLL, num_processors: int, inputs: Mapping[str, torch.Tensor], rng: random.Random | None
+        self,
+        runtime: Runtime,
+        helper: ctypes.CDLL,
+        num_processors: int,
+        inputs: Mapping[str, torch.Tensor],
+        rng: random.Random | None,
+        trace: Trace | None = None,
     ) -> dict[str, torch.Tensor]:
         """Run a step; see `Engine.run`.
 
@@ -92,19 +103,37 @@ class Plan:
             num_processors: how many of them to use.
             inputs: whole tensors by name, of the right shapes.
             rng: gives every point task a random priority.
+            trace: what to record in.
         """
         if self._list is None or self._list.runtime is not runtime:
             spawns = [Spawn(point.device, point.after) for point in self._points]
             self._list = SpawnList(runtime, helper, num_processors, spawns, self._call)
         if rng is not None:
             self._list.prioritize([rng.randrange(1000) for _ in self._points])
-        self._begin(inputs)
+        with span(trace, "place inputs"):
+            self._begin(inputs)
+        timing = self._choose_calls(trace)
+        start_ns = time.perf_counter_ns()
         if not self._list.run():
             raise min(self._failures, key=lambda failure: failure[0])[1]
-        with torch.no_grad():
+        if trace is not None and timing is not None:
+            trace.append(Work("issue", "runtime"), MAIN, start_ns, self._list.issued_ns)
+            trace.append(Work("wait", "runtime"), MAIN, self._list.issued_ns, time.perf_counter_ns())
+            timing.record(trace, self.graph, self._points, num_processors, start_ns)
+        with torch.no_grad(), span(trace, "take outputs"):
             outputs = self._take_outputs(inputs)
-        self._clear()
+        with span(trace, "free"):
+            self._clear()
         return outputs
+
+    def _choose_calls(self, trace: Trace | None) -> Timing | None:
+        """Let the processors take the time of each point task, or not."""
+        if trace is None:
+            self._calls = self._plain_calls
+            return None
+        self._timing = self._timing or Timing(self._plain_calls)
+        self._calls = self._timing.calls
+        return self._timing
 
     def _begin(self, inputs: Mapping[str, torch.Tensor]) -> None:
         if not self._clean:  # the last step did not come to its end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_int, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class SpawnList:
     Attributes:
         runtime: what it was prepared for.
         num_instructions: spawns and merges of a step.
+        issued_ns: when the last step had been issued, by `time.perf_counter_ns`.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class SpawnList:
             body: called on a processor's thread with the number of a spawn; says whether all went well. It must not raise.
         """
         self.runtime = runtime
+        self.issued_ns = 0
         self._issue = helper.maniple_issue
         self._issue.argtypes, self._issue.restype = [c_void_p, POINTER(c_int64)], c_int
         self._at: list[int] = []  # instruction of each spawn
@@ -115,6 +118,7 @@ class SpawnList:
         self._step.stopped, self._step.done = 0, 0
         try:
             self._issue_all()
+            self.issued_ns = time.perf_counter_ns()
             self.runtime.wait(self._step.done)
         except BaseException:
             self._step.stopped = 1

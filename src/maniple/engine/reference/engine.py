@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import random
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +18,7 @@ from maniple.engine.protocol import CompileBody
 from maniple.engine.reference.store import Store, detached
 from maniple.mesh.mesh import Mesh, Point
 from maniple.taskgraph.graph import Task, TaskGraph
+from maniple.trace import Trace, span, task_work
 
 NUM_PLANS: Final = 8
 """Graphs that an engine keeps bodies for: batch shapes that take turns, training and evaluation."""
@@ -47,7 +49,7 @@ class ReferenceEngine:
         """Number of bodies compiled for the graph that ran last."""
         return len(next(reversed(self._plans.values())).bodies) if self._plans else 0
 
-    def run(self, graph: TaskGraph, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def run(self, graph: TaskGraph, inputs: Mapping[str, torch.Tensor], trace: Trace | None = None) -> dict[str, torch.Tensor]:
         """Run the step once; see `Engine.run`.
 
         Bodies are compiled when first met and kept for the `NUM_PLANS` graphs that ran last.
@@ -62,11 +64,14 @@ class ReferenceEngine:
         check_inputs(graph, inputs)
         plan = self._plan(graph)
         with torch.no_grad():
-            store = Store(graph, inputs)
+            with span(trace, "place inputs"):
+                store = Store(graph, inputs)
+            run = _run_point if trace is None else _traced(trace)
             for number, device in plan.order(self._rng):
-                _run_point(plan, store, graph.tasks[number], plan.points[device])
-            outputs = {name: store.whole(buffer) for buffer, name in graph.outputs}
-            return detached(outputs, inputs)
+                run(plan, store, graph.tasks[number], device)
+            with span(trace, "take outputs"):
+                outputs = {name: store.whole(buffer) for buffer, name in graph.outputs}
+                return detached(outputs, inputs)
 
     def _plan(self, graph: TaskGraph) -> _Plan:
         """Return what is kept of `graph`; a plan holds its graph, so that no other has its identity."""
@@ -77,15 +82,32 @@ class ReferenceEngine:
         return plan
 
 
-def _run_point(plan: _Plan, store: Store, task: Task, point: Point) -> None:
+def _traced(trace: Trace) -> Callable[[_Plan, Store, Task, int], bool]:
+    """Return `_run_point`, recording in the lane of each device."""
+
+    def run(plan: _Plan, store: Store, task: Task, device: int) -> bool:
+        start = time.perf_counter_ns()
+        done = _run_point(plan, store, task, device)
+        if done:
+            trace.append(task_work(task), f"device{device}/compute", start, time.perf_counter_ns(), device=device)
+        return done
+
+    return run
+
+
+def _run_point(plan: _Plan, store: Store, task: Task, device: int) -> bool:
+    """Run a task at a device; return whether there was something to do, which is whether it writes anything."""
     reads, writes = reads_and_writes(task)
-    if any(store.memory.writes(task, access, point) for access in writes):
+    point = plan.points[device]
+    is_writer = any(store.memory.writes(task, access, point) for access in writes)
+    if is_writer:
         operands = [store.read(access, point) for access in reads]
         results = _results(plan, task, point, operands)
         for access, result in zip(writes, results, strict=True):
             store.write(task, access, point, result)
     for access in reads:
         store.done(access)
+    return is_writer
 
 
 def _results(plan: _Plan, task: Task, point: Point, operands: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
