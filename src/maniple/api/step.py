@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from maniple.api.compile import Plan, compile_program
 from maniple.api.frontends import detect, frontend, make_engine
 from maniple.base.errors import EngineError, StrategyError
 from maniple.mesh import Strategy
+from maniple.trace import Trace, span
 
 _LOG = logging.getLogger("maniple")
 
@@ -59,6 +61,7 @@ class Step:
         self._frontend = frontend(self.framework)
         self._promote = promote_float64
         self._compiled: list[Compiled] = []
+        self._trace: Trace | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Run one step.
@@ -74,12 +77,38 @@ class Step:
             StrategyError: if the strategy does not fit.
             EngineError: if the step fails while it runs.
         """
-        compiled = self.compile(*args)
-        binding = compiled.binding
-        outputs = self.engine.run(compiled.plan.graph, binding.inputs(args, self.num_steps))
-        binding.commit(outputs)
-        self.num_steps += 1
-        return binding.result(outputs)
+        trace = self._trace
+        with nullcontext() if trace is None else trace.step(self.num_steps):
+            with span(trace, "find plan"):
+                compiled = self.compile(*args)
+            binding = compiled.binding
+            with span(trace, "bind"):
+                inputs = binding.inputs(args, self.num_steps)
+            outputs = self.engine.run(compiled.plan.graph, inputs, trace)
+            with span(trace, "commit"):
+                binding.commit(outputs)
+            self.num_steps += 1
+            with span(trace, "make result"):
+                return binding.result(outputs)
+
+    @contextmanager
+    def trace(self, trace: Trace | None = None) -> Iterator[Trace]:
+        """Record the steps that run inside.
+
+        ```
+        with step.trace() as trace:
+            step(batch)
+        trace.save("trace.json")  # for https://ui.perfetto.dev
+        ```
+
+        Args:
+            trace: what to append to; a new one by default.
+        """
+        before, self._trace = self._trace, Trace() if trace is None else trace
+        try:
+            yield self._trace
+        finally:
+            self._trace = before
 
     @property
     def compiled(self) -> tuple[Compiled, ...]:
