@@ -13,18 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from maniple.base.errors import ParseError
 from maniple.base.location import Location
 from maniple.ir.program import Phase
 from maniple.taskgraph.graph import Task
 
-Kind = Literal["compute", "collective", "runtime", "step"]
-"""The two kinds of tasks; what the runtime does beside them; a whole step."""
-
-MAIN = "main/runtime"
-"""Lane of what the thread that calls an engine does."""
+Kind = Literal["compute", "collective", "runtime", "wait", "step"]
+"""The two kinds of tasks; what the runtime does beside them; waiting for tasks; a whole step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +49,13 @@ class Work:
     def is_task(self) -> bool:
         """Whether it is a task of a graph."""
         return self.kind in {"compute", "collective"}
+
+
+MAIN: Final = "main/runtime"
+"""Lane of what the thread that calls an engine does."""
+
+DISPATCH: Final = Work("dispatch", "runtime")
+"""A task is ready and its lane has nothing else to do, and yet it has not begun: in lane `cpu0/runtime` for tasks of `cpu0/compute`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Plan:
             raise min(self._failures, key=lambda failure: failure[0])[1]
         if trace is not None and timing is not None:
             trace.append(Work("issue", "runtime"), MAIN, start_ns, self._list.issued_ns)
-            trace.append(Work("wait", "runtime"), MAIN, self._list.issued_ns, time.perf_counter_ns())
+            trace.append(Work("wait", "wait"), MAIN, self._list.issued_ns, time.perf_counter_ns())
             timing.record(trace, self.graph, self._points, num_processors, start_ns)
         with torch.no_grad(), span(trace, "take outputs"):
             outputs = self._take_outputs(inputs)

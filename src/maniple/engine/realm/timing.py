@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 from maniple.engine.realm.schedule import PointTask
 from maniple.taskgraph.graph import TaskGraph
-from maniple.trace import Trace, Work, task_work
-
-_DISPATCH = Work("dispatch", "runtime")
+from maniple.trace import Trace, task_work
+from maniple.trace.trace import DISPATCH
 
 
 class Timing:
@@ -59,7 +58,7 @@ class Timing:
                 ready = max((ends[other] for other in point.after), default=start_ns)
                 idle = max(ready, free[processor])
                 if begun > idle:
-                    trace.append(_DISPATCH, f"cpu{processor}/runtime", idle, begun, device=point.device)
+                    trace.append(DISPATCH, f"cpu{processor}/runtime", idle, begun, device=point.device)
                 trace.append(works[point.task], f"cpu{processor}/compute", begun, ends[number], device=point.device, ready_ns=ready)
                 free[processor] = ends[number]
 
