@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from maniple.mesh import Strategy
+from maniple.trace import TraceSummary
 
 Stage = Literal["program", "sharded", "tasks"]
 """What `explain` prints: the captured program, the sharded one, or the task graph."""
@@ -39,6 +40,7 @@ class TrainConfig:
 
     Attributes:
         compare: train the framework's own way on one device as well.
+        trace: file for a trace of the last steps; empty for none.
     """
 
     workload: WorkloadConfig
@@ -46,16 +48,22 @@ class TrainConfig:
     engine: str = "reference"
     steps: int = 50
     compare: bool = False
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckConfig:
-    """What `check` does."""
+    """What `check` does.
+
+    Attributes:
+        trace: file for a trace of the last steps; empty for none.
+    """
 
     workload: WorkloadConfig
     strategy: Strategy
     engine: str = "reference"
     steps: int = 3
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +73,14 @@ class ExplainConfig:
     workload: WorkloadConfig
     strategy: Strategy
     stage: Stage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """What `trace` reads, and where it draws the last step; with an empty `svg` it draws nothing."""
+
+    file: str
+    svg: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,7 @@ class TrainReport:
     Attributes:
         runs: the run asked for, then the one-device run if there was one.
         max_loss_difference: largest difference between the losses of the two, None with one run.
+        trace: of the run asked for, if it was recorded.
     """
 
     model: str
@@ -144,6 +161,7 @@ class TrainReport:
     unit: str
     runs: tuple[Run, ...]
     max_loss_difference: float | None = None
+    trace: TraceSummary | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +201,7 @@ class CheckReport:
         tensors: every tensor compared.
         low_precision: what stayed below the dtype asked for.
         problems: what the checkers of layouts and dependences found wrong in the plan; `equal` is false if there is any.
+        trace: of the last steps, if they were recorded.
     """
 
     model: str
@@ -208,6 +227,7 @@ class CheckReport:
     tensors: tuple[TensorCheck, ...] = ()
     low_precision: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    trace: TraceSummary | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

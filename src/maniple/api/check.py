@@ -6,10 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from maniple.api.frontends import detect, frontend, verifier
 from maniple.api.step import Compiled, Step
+from maniple.api.trace import LastSteps
 from maniple.api.workloads import load
 from maniple.commands import CheckConfig, CheckReport, Listener, PhaseStarted, StepDone, TensorCheck, Traffic, ignore
 from maniple.ir.program import Program
@@ -31,14 +33,16 @@ def check(config: CheckConfig, listener: Listener = ignore) -> CheckReport:
     runs = _Runs(config, listener)
     subject = runs.origin.copy()
     step = runs.parallel(subject, config.strategy)
+    recorded = LastSteps(step, config.steps, config.trace)
     start = time.perf_counter()
-    got = runs.run(f"{config.strategy or 'one device'} on {config.engine}", subject, step)
+    got = runs.run(f"{config.strategy or 'one device'} on {config.engine}", subject, recorded)
     seconds = time.perf_counter() - start
     draws = any(item.kind == "rng" for compiled in step.compiled for item in compiled.plan.program.inputs)
     expected = runs.oracle("one device", runs.origin.copy(), draws=draws)
     nudged = runs.oracle("one device, one unit in the last place away", runs.origin.nudged(), draws=draws)
     low = runs.verifier.low_precision(expected, config.workload.dtype)
-    return _report(config, step, compare(expected, got, nudged), seconds, low)
+    report = _report(config, step, compare(expected, got, nudged), seconds, low)
+    return replace(report, trace=recorded.save())
 
 
 class _Runs:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from maniple.api.frontends import detect, verifier
 from maniple.api.step import Step
+from maniple.api.trace import LastSteps
 from maniple.api.workloads import load
 from maniple.commands import Listener, PhaseStarted, Run, StepDone, TrainConfig, TrainReport, ignore
 
@@ -22,7 +24,10 @@ def train(config: TrainConfig, listener: Listener = ignore) -> TrainReport:
     workload = load(config.workload)
     step = Step(workload.step, (workload.model, workload.optimizer), config.strategy, config.engine)
     name = f"{config.strategy or 'one device'} on {config.engine}"
-    runs = [_run(name, workload, step, config.steps, listener)]
+    recorded = LastSteps(step, config.steps, config.trace)
+    runs = [
+        replace(_run(name, workload, recorded, config.steps, listener), compile_s=sum(c.capture_s + c.compile_s for c in step.compiled))
+    ]
     if config.compare:
         other = load(config.workload)
         runs.append(_run("PyTorch eager, one device", other, lambda b: other.step(other.model, other.optimizer, b), config.steps, listener))
@@ -35,6 +40,7 @@ def train(config: TrainConfig, listener: Listener = ignore) -> TrainReport:
         unit=workload.unit,
         runs=tuple(runs),
         max_loss_difference=max(differences) if config.compare and differences else None,
+        trace=recorded.save(),
     )
 
 
@@ -49,12 +55,10 @@ def _run(name: str, workload: Any, step: Callable[[Any], Any], num_steps: int, l
         times.append(time.perf_counter() - start)
         losses.append(first_number(result))
         listener(StepDone(loss=losses[-1], seconds=times[-1], samples=workload.samples, unit=workload.unit))
-    compile_s = sum(c.capture_s + c.compile_s for c in step.compiled) if isinstance(step, Step) else 0.0
     warm = times[2:] or times
     return Run(
         name=name,
         losses=tuple(loss for loss in losses if loss is not None),
         samples_per_s=workload.samples / statistics.median(warm),
         step_s=statistics.median(warm),
-        compile_s=compile_s,
     )

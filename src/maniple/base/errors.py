@@ -12,6 +12,7 @@ ManipleError
  +- ShardingError    a layout that cannot be realised
  +- LoweringError    a sharded program that cannot become tasks
  +- EngineError      a failure while a step runs
+ +- TraceError       a trace that cannot be written
 ```
 """
 
@@ -77,3 +78,7 @@ class LoweringError(ManipleError, RuntimeError):
 
 class EngineError(ManipleError, RuntimeError):
     """A failure while a step runs."""
+
+
+class TraceError(ManipleError, RuntimeError):
+    """A trace that cannot be written."""

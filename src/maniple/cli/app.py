@@ -1,4 +1,4 @@
-"""The commands `train`, `check`, `explain` and `models`.
+"""The commands `train`, `check`, `explain`, `trace` and `models`.
 
 Exit status: 0 well, 1 a check that failed, 2 bad input, 130 interrupted.
 """
@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from maniple.base.errors import ManipleError
 from maniple.cli import render
 from maniple.cli.progress import progress_shown
-from maniple.commands import CheckConfig, ExplainConfig, Listener, Stage, TrainConfig, WorkloadConfig, ignore
+from maniple.commands import CheckConfig, ExplainConfig, Listener, Stage, TraceConfig, TrainConfig, WorkloadConfig, ignore
 from maniple.mesh import Strategy
 
 app: Final = typer.Typer(
@@ -38,6 +38,8 @@ Rows = Annotated[int | None, typer.Option("--batch", metavar="N", help="rows of 
 Seq = Annotated[int | None, typer.Option("--seq", metavar="N", help="tokens per row")]
 Dropout = Annotated[float, typer.Option(metavar="RATE", help="dropout rate")]
 Seed = Annotated[int, typer.Option(metavar="N", help="seed of weights, data and dropout")]
+_TRACE = "record the last 3 steps in this file (the first 2, which compile, only if there are no others)"
+TraceFile = Annotated[str, typer.Option("--trace", metavar="FILE", help=_TRACE)]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
@@ -55,6 +57,7 @@ def train(
     dropout: Dropout = 0.0,
     seed: Seed = 0,
     compare: Annotated[bool, typer.Option("--compare", help="train on one device as well, the framework's own way")] = False,
+    trace: TraceFile = "",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -63,7 +66,8 @@ def train(
         from maniple import api
 
         workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed)
-        config = TrainConfig(workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps, compare=compare)
+        parsed = Strategy.load(strategy)
+        config = TrainConfig(workload=workload, strategy=parsed, engine=engine, steps=steps, compare=compare, trace=trace)
         _report(lambda listener: api.train(config, listener), render.train_view, as_json=as_json)
 
 
@@ -79,6 +83,7 @@ def check(
     seq: Seq = None,
     dropout: Dropout = 0.0,
     seed: Seed = 0,
+    trace: TraceFile = "",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -87,7 +92,7 @@ def check(
         from maniple import api
 
         workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed)
-        config = CheckConfig(workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps)
+        config = CheckConfig(workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps, trace=trace)
         report = _report(lambda listener: api.check(config, listener), render.check_view, as_json=as_json)
     if not report.equal:
         raise typer.Exit(1)
@@ -113,6 +118,21 @@ def explain(
         workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout)
         config = ExplainConfig(workload=workload, strategy=Strategy.load(strategy), stage=stage)
         _report(lambda listener: api.explain(config, listener), render.explain_view, as_json=as_json)
+
+
+@app.command("trace")
+def show_trace(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="what --trace wrote")],
+    *,
+    svg: Annotated[str, typer.Option(metavar="FILE", help="draw the last step in this file")] = "",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what the time of a trace went into."""
+    with _errors_shown(debug=debug):
+        from maniple import api
+
+        _report(lambda listener: api.trace(TraceConfig(file=file, svg=svg), listener), render.trace_view, as_json=as_json)
 
 
 @app.command()

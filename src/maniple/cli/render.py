@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from maniple.commands import CheckReport, CommunicationRow, ExplainReport, Run, TrainReport
+from maniple.trace import TraceSummary
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -49,9 +50,12 @@ def train_view(report: TrainReport) -> RenderableType:
         table.add_column(heading, justify="right")
     for run in report.runs:
         table.add_row(*_run_cells(run))
-    if report.max_loss_difference is None:
-        return table
-    return Group(table, f"largest difference between the losses: {report.max_loss_difference:.3g}")
+    parts: list[RenderableType] = [table]
+    if report.max_loss_difference is not None:
+        parts.append(f"largest difference between the losses: {report.max_loss_difference:.3g}")
+    if report.trace is not None:
+        parts.append(trace_view(report.trace))
+    return Group(*parts)
 
 
 def _run_cells(run: Run) -> tuple[str, ...]:
@@ -87,7 +91,31 @@ def check_view(report: CheckReport) -> RenderableType:
         for item in wrong[:20]:
             table.add_row(item.kind, escape(item.name), f"{item.rel_err:.3g}", f"{item.tolerance:.3g}", f"{item.noise:.3g}")
         parts.append(table)
+    if report.trace is not None:
+        parts.append(trace_view(report.trace))
     return Group(*parts)
+
+
+def trace_view(summary: TraceSummary) -> RenderableType:
+    """Return what the time of a trace went into: shares of each lane, milliseconds of each phase and of the runtime."""
+    table = Table(title=escape(f"trace {summary.file}"), title_justify="left")
+    table.add_column("lane")
+    for heading in ("tasks", "busy", "dispatch", "serial", "idle"):
+        table.add_column(heading, justify="right")
+    for lane in summary.lanes:
+        shares = (lane.busy_share, lane.dispatch_share, lane.serial_share, lane.idle_share)
+        table.add_row(escape(lane.lane), f"{lane.num_tasks:,}", *(f"{share:.1%}" for share in shares))
+    facts = _facts({
+        "step": f"{_ms(summary.step_s)}, mean of {summary.num_steps}",
+        "in tasks": ", ".join(f"{name} {_ms(seconds)}" for name, seconds in summary.phase_s.items()) or "none",
+        "in the runtime": ", ".join(f"{name} {_ms(seconds)}" for name, seconds in summary.runtime_s.items()) or "none",
+        "runtime's share": f"{summary.runtime_share:.1%} of the lanes' time (dispatch and serial)",
+    })  # fmt: skip
+    return Group(table, facts)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
 
 
 def explain_view(report: ExplainReport) -> RenderableType:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ from maniple.commands import (
     TrainConfig,
     TrainReport,
 )
+from maniple.trace import LaneSummary, TraceSummary
 
 RUNNER = CliRunner()
 
@@ -113,6 +115,38 @@ def test_train_compares(monkeypatch: pytest.MonkeyPatch) -> None:
         assert word in result.stdout
     as_json = RUNNER.invoke(app, ["train", "gpt2", "--strategy", "dp=2", "--json"])
     assert json.loads(as_json.stdout)["runs"][0]["losses"] == [4.8, 3.2]
+
+
+def trace_summary() -> TraceSummary:
+    lane = LaneSummary(
+        lane="cpu0/compute", num_tasks=1234, busy_share=0.5, dispatch_share=0.25, serial_share=0.125, idle_share=0.125
+    )  # fmt: skip
+    return TraceSummary(
+        num_steps=3, num_tasks=1234, step_s=0.0125, runtime_share=0.375, lanes=(lane,), phase_s={"forward": 0.001},
+        runtime_s={"issue": 0.0005}, file="[t].json",
+    )  # fmt: skip
+
+
+def test_trace_shows_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = install(monkeypatch, "trace", trace_summary())
+    result = RUNNER.invoke(app, ["trace", "t.json", "--svg", "t.svg"], env={"COLUMNS": "160"})
+    assert result.exit_code == 0
+    assert (api.asked[0].file, api.asked[0].svg) == ("t.json", "t.svg")
+    for word in ("[t].json", "cpu0/compute", "1,234", "50.0%", "25.0%", "12.5%", "12.50 ms", "forward 1.00 ms", "issue 0.50 ms", "37.5%"):
+        assert word in result.stdout
+    found = json.loads(RUNNER.invoke(app, ["trace", "t.json", "--json"]).stdout)
+    assert found["lanes"][0]["dispatch_share"] == 0.25
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_trace_is_asked_for_and_shown(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    run = Run(name="dp=2", losses=(4.8,), samples_per_s=1.0, step_s=0.05)
+    trained = TrainReport(model="m", strategy="dp=2", engine="realm", steps=1, unit="rows", runs=(run,), trace=trace_summary())
+    report = trained if command == "train" else replace(check_report(equal=True), trace=trace_summary())
+    api = install(monkeypatch, command, report)
+    result = RUNNER.invoke(app, [command, "mlp", "--strategy", "dp=2", "--trace", "t.json"], env={"COLUMNS": "160"})
+    assert api.asked[0].trace == "t.json"
+    assert "37.5%" in result.stdout
 
 
 def test_explain_groups_equal_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
