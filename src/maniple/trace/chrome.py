@@ -137,6 +137,8 @@ def _read(item: Any, names: _Names, trace: Trace, origin: int) -> None:
         raise ParseError("it is not an object")
     if item.get("ph") == "M":
         names.add(item)
+        if item.get("name") == "thread_name":
+            trace.add_lane(names.lane(item))
         return
     if item.get("ph") != "X":
         raise ParseError(f"ph is {item.get('ph')!r}; expected X or M")

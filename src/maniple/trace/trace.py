@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,9 @@ class Work:
         return self.kind in {"compute", "collective"}
 
 
+_ROW: Final = 7
+"""Numbers that are kept of an event."""
+
 MAIN: Final = "main/runtime"
 """Lane of what the thread that calls an engine does."""
 
@@ -85,7 +88,7 @@ class Event:
 
 
 class Trace:
-    """Events of any number of steps, as columns of int64, in the order in which they were appended.
+    """Events of any number of steps, seven int64 each, in the order in which they were appended.
 
     >>> trace = Trace()
     >>> trace.append(Work("load", "runtime"), "cpu0/runtime", 1000, 1500)
@@ -93,12 +96,12 @@ class Trace:
     [500]
 
     Attributes:
-        lanes: names of the lanes, in order of their first event.
-        works: what the events are about.
+        lanes: names of the lanes; an event holds the number of its own.
+        works: what the events are about; likewise.
         num_steps: steps that were recorded.
     """
 
-    __slots__ = ("_columns", "_lanes", "_later", "_step", "_works", "lanes", "num_steps", "works")
+    __slots__ = ("_lanes", "_later", "_rows", "_step", "_works", "lanes", "num_steps", "works")
 
     def __init__(self) -> None:
         """Make a trace without events."""
@@ -107,18 +110,18 @@ class Trace:
         self.num_steps = 0
         self._lanes: dict[str, int] = {}
         self._works: dict[Work, int] = {}
-        # work, lane, start, duration, device, step, ready
-        self._columns = tuple(array("q") for _ in range(7))
+        self._rows = array("q")  # work, lane, start, duration, device, step, ready
         self._step: int | None = None
         self._later: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
         """Return the number of events."""
-        return len(self._columns[0])
+        return len(self._rows) // _ROW
 
     def __iter__(self) -> Iterator[Event]:
         """Yield the events in order."""
-        for work, lane, *rest in zip(*self._columns, strict=True):
+        columns = (self._rows[at::_ROW] for at in range(_ROW))
+        for work, lane, *rest in zip(*columns, strict=True):
             yield Event(self.works[work], self.lanes[lane], *rest)
 
     def __eq__(self, other: object) -> bool:
@@ -144,20 +147,33 @@ class Trace:
         Raises:
             ParseError: if the lane is not named like that.
         """
-        row = (
-            self._work(work), self._lane(lane), start_ns, end_ns - start_ns, device,
-            (self._step or 0) if step is None else step, start_ns if ready_ns is None else ready_ns,
-        )  # fmt: skip
-        for column, value in zip(self._columns, row, strict=True):
-            column.append(value)
+        step = (self._step or 0) if step is None else step
+        ready_ns = start_ns if ready_ns is None else ready_ns
+        self._rows.extend((self.add_work(work), self.add_lane(lane), start_ns, end_ns - start_ns, device, step, ready_ns))
 
-    def _work(self, work: Work) -> int:
+    def extend(self, rows: Iterable[tuple[int, int, int, int, int, int]]) -> None:
+        """Append events of the step being recorded, quickly.
+
+        Args:
+            rows: numbers from `add_work` and `add_lane`, then start, end, device, ready as in `append`.
+        """
+        step, extend = self._step or 0, self._rows.extend
+        for work, lane, start, end, device, ready in rows:
+            extend((work, lane, start, end - start, device, step, ready))
+
+    def add_work(self, work: Work) -> int:
+        """Return the number of `work` in `works`, where it is put if it is new."""
         number = self._works.setdefault(work, len(self.works))
         if number == len(self.works):
             self.works.append(work)
         return number
 
-    def _lane(self, lane: str) -> int:
+    def add_lane(self, lane: str) -> int:
+        """Return the number of `lane` in `lanes`, where it is put if it is new.
+
+        Raises:
+            ParseError: if it is not named like `cpu0/compute`.
+        """
         number = self._lanes.get(lane)
         if number is None:
             place, _, what = lane.partition("/")

@@ -50,7 +50,10 @@ class Timing:
         starts, ends = self._starts.copy(), self._ends.copy()
 
         def append() -> None:
-            works = [task_work(task) for task in graph.tasks]
+            works = [trace.add_work(task_work(task)) for task in graph.tasks]
+            computes, runtimes = ([trace.add_lane(f"cpu{n}/{what}") for n in range(num_processors)] for what in ("compute", "runtime"))
+            dispatch = trace.add_work(DISPATCH)
+            rows = []
             free = [start_ns] * num_processors
             for number in sorted(range(len(points)), key=starts.__getitem__):
                 point, begun = points[number], starts[number]
@@ -58,8 +61,9 @@ class Timing:
                 ready = max((ends[other] for other in point.after), default=start_ns)
                 idle = max(ready, free[processor])
                 if begun > idle:
-                    trace.append(DISPATCH, f"cpu{processor}/runtime", idle, begun, device=point.device)
-                trace.append(works[point.task], f"cpu{processor}/compute", begun, ends[number], device=point.device, ready_ns=ready)
+                    rows.append((dispatch, runtimes[processor], idle, begun, point.device, idle))
+                rows.append((works[point.task], computes[processor], begun, ends[number], point.device, ready))
                 free[processor] = ends[number]
+            trace.extend(rows)
 
         trace.later(append)
