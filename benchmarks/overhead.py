@@ -4,6 +4,8 @@
     python benchmarks/overhead.py --json -           # or FILE; one JSON object
 
 - `maniple_us_per_task`: the whole way of a step through the realm engine, from `run` to outputs, warm;
+- `traced_us_per_task`: the same while a trace is recorded, as its own event of the step tells;
+- `recording_us_per_task`: what the trace takes after each step to put its events together;
 - `floor_us_per_task`: the same spawn list with a Python function that does nothing as every task: Realm and the interpreter alone;
 - `legate_us_per_task`: the same chain as Legate manual tasks, in a process of its own.
 
@@ -35,6 +37,7 @@ from maniple.lower import lower
 from maniple.mesh import Mesh
 from maniple.ops.localize import LocalProgram
 from maniple.taskgraph import TaskGraph
+from maniple.trace import Trace
 
 DEVICES: Final = 2
 LEGATE_CONFIG: Final = "--cpus 2 --gpus 0 --omps 0 --utility 1 --sysmem 500"
@@ -68,15 +71,26 @@ def identity(_: LocalProgram) -> Callable[..., tuple[torch.Tensor, ...]]:
     return lambda operand: (operand,)
 
 
-def maniple_us(length: int, repeats: int) -> tuple[float, float]:
-    """Return what the engine takes per point task, and the floor."""
+def maniple_us(length: int, repeats: int) -> dict[str, float]:
+    """Return what the engine takes per point task, without and with a trace, and the floor."""
     graph, engine, inputs = chain(length), RealmEngine(identity, DEVICES), {"x": torch.ones(8)}
     num_tasks = DEVICES * length
     engine_us = median_us(lambda: engine.run(graph, inputs), num_tasks, repeats)
+    trace = Trace()
+
+    def traced() -> None:
+        with trace.step(trace.num_steps):
+            engine.run(graph, inputs, trace)
+
+    whole_us = median_us(traced, num_tasks, repeats)
+    steps = [event.duration_ns for event in trace if event.work.kind == "step"]
+    traced_us = statistics.median(steps[2:]) / 1000 / num_tasks
     with PROCESS.runtime(DEVICES) as (runtime, helper):
         spawns = [Spawn(point.device, point.after) for point in schedule(graph)]
         listed = SpawnList(runtime, helper, DEVICES, spawns, lambda _: True)
-        return engine_us, median_us(listed.run, num_tasks, repeats)
+        floor_us = median_us(listed.run, num_tasks, repeats)
+    found = {"maniple": engine_us, "traced": traced_us, "recording": whole_us - traced_us, "floor": floor_us}
+    return {f"{name}_us_per_task": value for name, value in found.items()}
 
 
 def legate_us(length: int, repeats: int) -> float:
@@ -110,17 +124,16 @@ def legate_us(length: int, repeats: int) -> float:
 
 def measure(length: int, repeats: int) -> dict[str, Any]:
     """Return all figures."""
-    engine_us, floor_us = maniple_us(length, repeats)
+    own = maniple_us(length, repeats)
     command = [sys.executable, str(Path(__file__).resolve()), "--legate", "--length", str(length), "--repeats", str(max(repeats // 4, 3))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"Legate failed:\n{done.stderr}")
     found = float(done.stdout.split()[-1])
     return {
-        "maniple_us_per_task": engine_us,
-        "floor_us_per_task": floor_us,
+        **own,
         "legate_us_per_task": found,
-        "legate_over_maniple": found / engine_us,
+        "legate_over_maniple": found / own["maniple_us_per_task"],
         "point_tasks": DEVICES * length,
         "load_average": os.getloadavg()[0],
     }

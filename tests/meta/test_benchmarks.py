@@ -59,10 +59,21 @@ def test_pictures(tmp_path: Path) -> None:
     assert (tmp_path / "block.svg").read_text(encoding="utf-8").count("<title>all_reduce") == 8
 
 
+@pytest.mark.skipif(find_spec("legate") is None, reason="legate is not installed, which carries Realm")
+def test_trace_picture(tmp_path: Path) -> None:
+    run("trace_picture.py", str(tmp_path))
+    titles = [element.text or "" for element in ET.parse(tmp_path / "trace.svg").getroot().iter() if element.tag.endswith("title")]
+    assert "gpt2" in titles[0]
+    for phase in ("forward", "backward", "update"):
+        assert any(f", {phase} " in title for title in titles)
+
+
 def test_overhead() -> None:
     if find_spec("legate") is None:
         pytest.skip("legate is not installed, which carries Realm")
     found = json.loads(run("overhead.py", "--length", "50", "--repeats", "5", "--json"))
     assert 0 < found["floor_us_per_task"] < found["maniple_us_per_task"]
     assert found["maniple_us_per_task"] < found["legate_us_per_task"]
+    assert found["floor_us_per_task"] < found["traced_us_per_task"]
+    assert found["recording_us_per_task"] > 0
     assert found["point_tasks"] == 100
