@@ -30,7 +30,7 @@ lint: setup ## style, types, layers
 test: lint ## lint, then all tests
 	$(BIN)/pytest -n 2
 
-demo: setup ## train a character-level GPT on two logical devices and compare with one
+demo: setup ## train a character-level GPT on Realm, on two logical devices, and compare with one
 	$(BIN)/maniple train gpt2 --strategy "dp=2" --steps 50 --compare
 
 # The scripts rewrite the tables of README.md and docs/, and docs/pictures; `git diff` then shows what changed.

@@ -35,11 +35,11 @@ QUOTED: Final = (
 Row = dict[str, Any]
 
 
-def measure(model: str, strategy: str) -> Row:
+def measure(model: str, strategy: str, engine: str | None) -> Row:
     """Return the report of one check as a dict; of a model that the strategy does not fit, the reason under `refused`."""
     workload = WorkloadConfig(model=model, dtype="float64")
     try:
-        report = api.check(CheckConfig(workload=workload, strategy=Strategy.parse(strategy)))
+        report = api.check(CheckConfig(workload=workload, strategy=Strategy.parse(strategy), engine=engine))
     except ManipleError as error:
         return {"model": model, "strategy": strategy, "refused": str(error)}
     row: Row = orjson.loads(orjson.dumps(report, option=orjson.OPT_NON_STR_KEYS))
@@ -95,6 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
+    parser.add_argument("--engine", help="realm, realm:4 for 4 processors, reference; by default what `check` takes")
     parser.add_argument("--json", type=Path, help="write every report to this file")
     parser.add_argument("--from-json", type=Path, help="write the pages from such a file instead of measuring")
     parser.add_argument("--no-pages", action="store_true", help="leave docs/results.md and README.md as they are")
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         for model in options.models:
             for strategy in options.strategies:
-                rows.append(measure(model, strategy))
+                rows.append(measure(model, strategy, options.engine))
                 print(" | ".join(cells(rows[-1])), flush=True)
                 if options.json:
                     options.json.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))

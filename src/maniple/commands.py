@@ -39,13 +39,14 @@ class TrainConfig:
     """What `train` does.
 
     Attributes:
+        engine: what runs the tasks, None for the default.
         compare: train the framework's own way on one device as well.
         trace: file for a trace of the last steps; empty for none.
     """
 
     workload: WorkloadConfig
     strategy: Strategy
-    engine: str = "reference"
+    engine: str | None = None
     steps: int = 50
     compare: bool = False
     trace: str = ""
@@ -55,13 +56,14 @@ class TrainConfig:
 class CheckConfig:
     """What `check` does.
 
-    Attributes:
-        trace: file for a trace of the last steps; empty for none.
-    """
+        Attributes:
+                trace: file for a trace of the last steps; empty for none.
+                engine: what runs the tasks, None for the default.
+        """
 
     workload: WorkloadConfig
     strategy: Strategy
-    engine: str = "reference"
+    engine: str | None = None
     steps: int = 3
     trace: str = ""
 

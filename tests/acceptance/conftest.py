@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from maniple.api import explain as _  # noqa: F401  # loads the module that the fixture patches
+from maniple.api import check as _check  # noqa: F401  # loads the modules that the fixtures patch
+from maniple.api import explain as _explain  # noqa: F401
+from maniple.api.compile import Plan
 from maniple.capture import torch as torch_capture
 from maniple.capture.torch.captured import Captured
 from maniple.capture.torch.guards import _IDENTITY, signature
@@ -20,6 +22,8 @@ from maniple.capture.torch.hyperparameters import find_numbers
 from maniple.capture.torch.state import OptimizerSlot, Slot, find_bound
 from maniple.commands import ExplainConfig
 from maniple.ir.program import Program
+from maniple.mesh import Strategy
+from maniple.verify.compare import Tensor
 
 
 def rebound(known: Captured, step_fn: Callable[..., object], bound: Sequence[object], args: Sequence[object]) -> Captured:
@@ -55,6 +59,46 @@ def captured_once(monkeypatch: pytest.MonkeyPatch, traces: dict[Hashable, Captur
         return traces[key]
 
     monkeypatch.setattr(torch_capture, "capture", memoized)
+
+
+@pytest.fixture(scope="session")
+def oracles() -> dict[Hashable, Mapping[str, Tensor]]:
+    """What `eager_once` has run."""
+    return {}
+
+
+@pytest.fixture
+def eager_once(monkeypatch: pytest.MonkeyPatch, oracles: dict[Hashable, Mapping[str, Tensor]]) -> None:
+    """Run PyTorch's own steps once for all strategies and engines, which have no part in them."""
+    runs = sys.modules["maniple.api.check"]._Runs
+    oracle = runs.oracle
+
+    def memoized(self: Any, name: str, subject: Any, *, draws: bool) -> Mapping[str, Tensor]:
+        if draws:
+            found: Mapping[str, Tensor] = oracle(self, name, subject, draws=True)
+            return found
+        key = (self.config.workload, self.config.steps, name)
+        if key not in oracles:
+            oracles[key] = oracle(self, name, subject, draws=False)
+        return oracles[key]
+
+    monkeypatch.setattr(runs, "oracle", memoized)
+
+
+@pytest.fixture
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile a captured program once for each strategy and way of sharing memory; engines of one test share the plans."""
+    module = sys.modules["maniple.api.step"]
+    compile_program, plans = module.compile_program, list[tuple[Program, Strategy, tuple[str, ...], Plan]]()
+
+    def memoized(program: Program, strategy: Strategy, shared: tuple[str, ...] = ()) -> Plan:
+        known = next((plan for other, *rest, plan in plans if other is program and rest == [strategy, shared]), None)
+        if known is None:
+            known = compile_program(program, strategy, shared)
+            plans.append((program, strategy, shared, known))
+        return known
+
+    monkeypatch.setattr(module, "compile_program", memoized)
 
 
 @pytest.fixture(scope="session")

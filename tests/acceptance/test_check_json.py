@@ -17,7 +17,9 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    result = maniple("check", "mlp", "--strategy", "dp=2 zero=2", "--steps", "2", "--batch", "8", "--seed", "3", "--json")
+    result = maniple(
+        "check", "mlp", "--strategy", "dp=2 zero=2", "--steps", "2", "--batch", "8", "--seed", "3", "--engine", "reference", "--json"
+    )
     assert result.exit_code == 0
     assert result.stdout.startswith("{")
     assert result.stderr == ""

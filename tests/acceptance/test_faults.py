@@ -54,7 +54,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
 def lowered(plan: Plan, program: Program) -> Plan:
     """Return the plan with another sharded program."""
     sharded = Sharded(program, plan.sharded.mesh, plan.sharded.layouts, plan.sharded.solution)
-    return Plan(plan.program, sharded, lower(program, plan.sharded.mesh))
+    return Plan(plan.program, sharded, lower(program, plan.sharded.mesh, plan.graph.shared))
 
 
 def state_of(name: str) -> set[str]:
@@ -264,14 +264,15 @@ def necessary_edge(plan: Plan) -> Plan:
 
 def test_one_dependence_removed(plant: Plant) -> None:
     planted = plant(necessary_edge)
-    status, report = check("mlp", "dp=2 tp=2", "--steps", "1")
+    # in an order of the tasks that happens to be right; Realm may find out that a buffer is not written yet
+    status, report = check("mlp", "dp=2 tp=2", "--steps", "1", "--engine", "reference")
     assert status == 1
     assert not report["equal"]
     (problem, *_) = report["problems"]
     names = {buffer.name for buffer in planted[-1].graph.buffers}
     assert any(f"buffer {name} " in problem for name in names)
     assert "nothing orders task" in problem
-    shown = maniple("check", "mlp", "--strategy", "dp=2 tp=2", "--steps", "1")
+    shown = maniple("check", "mlp", "--strategy", "dp=2 tp=2", "--steps", "1", "--engine", "reference")
     assert shown.exit_code == 1
     assert "the plan is wrong" in shown.stdout
 

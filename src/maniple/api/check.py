@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from maniple.api.frontends import detect, frontend, verifier
+from maniple.api.frontends import detect, engine_or_default, frontend, verifier
 from maniple.api.step import Compiled, Step
 from maniple.api.trace import LastSteps
 from maniple.api.workloads import load
@@ -30,18 +30,19 @@ def check(config: CheckConfig, listener: Listener = ignore) -> CheckReport:
     Raises:
         ManipleError: if the model, the strategy or the step is refused.
     """
+    engine = engine_or_default(config.engine)
     runs = _Runs(config, listener)
     subject = runs.origin.copy()
     step = runs.parallel(subject, config.strategy)
     recorded = LastSteps(step, config.steps, config.trace)
     start = time.perf_counter()
-    got = runs.run(f"{config.strategy or 'one device'} on {config.engine}", subject, recorded)
+    got = runs.run(f"{config.strategy or 'one device'} on {engine}", subject, recorded)
     seconds = time.perf_counter() - start
     draws = any(item.kind == "rng" for compiled in step.compiled for item in compiled.plan.program.inputs)
     expected = runs.oracle("one device", runs.origin.copy(), draws=draws)
     nudged = runs.oracle("one device, one unit in the last place away", runs.origin.nudged(), draws=draws)
     low = runs.verifier.low_precision(expected, config.workload.dtype)
-    report = _report(config, step, compare(expected, got, nudged), seconds, low)
+    report = _report(config, engine, step, compare(expected, got, nudged), seconds, low)
     return replace(report, trace=recorded.save())
 
 
@@ -89,7 +90,9 @@ class _Runs:
         return found
 
 
-def _report(config: CheckConfig, step: Step, comparison: Comparison, seconds: float, low: tuple[str, ...]) -> CheckReport:
+def _report(
+    config: CheckConfig, engine: str, step: Step, comparison: Comparison, seconds: float, low: tuple[str, ...]
+) -> CheckReport:
     compiled = step.last
     problems = tuple(problem for each in step.compiled for problem in each.plan.problems())
     program, mesh = compiled.plan.sharded.program, compiled.plan.sharded.mesh
@@ -99,7 +102,7 @@ def _report(config: CheckConfig, step: Step, comparison: Comparison, seconds: fl
     return CheckReport(
         model=config.workload.model,
         strategy=str(config.strategy),
-        engine=config.engine,
+        engine=engine,
         dtype=config.workload.dtype,
         steps=config.steps,
         equal=comparison.equal and not problems,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final
 
 from maniple.base.errors import CaptureError, EngineError
@@ -61,6 +62,11 @@ def frontend(name: str) -> Any:
 def verifier(name: str) -> Any:
     """Return the module that runs steps of framework `name` for comparison."""
     return import_module(VERIFIERS[name])
+
+
+def engine_or_default(name: str | None) -> str:
+    """Return `name`, or for None the default: `realm` where legate is installed, which carries the Realm runtime, else `reference`."""
+    return name or ("realm" if find_spec("legate") else "reference")
 
 
 def make_engine(name: str, framework: str) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from maniple.api.compile import Plan, compile_program
-from maniple.api.frontends import detect, frontend, make_engine
+from maniple.api.frontends import detect, engine_or_default, frontend, make_engine
 from maniple.base.errors import EngineError, StrategyError
 from maniple.mesh import Strategy
 from maniple.trace import Trace, span
@@ -51,12 +51,12 @@ class Step:
     """
 
     def __init__(
-        self, function: Callable[..., Any], bound: Sequence[Any], strategy: Strategy, engine: str, *, promote_float64: bool = False
+        self, function: Callable[..., Any], bound: Sequence[Any], strategy: Strategy, engine: str | None, *, promote_float64: bool = False
     ) -> None:
         """Bind a step; see `parallelize`."""
         self.function, self.bound, self.strategy = function, tuple(bound), strategy
         self.framework = detect(bound)
-        self.engine = make_engine(engine, self.framework)
+        self.engine = make_engine(engine_or_default(engine), self.framework)
         self.num_steps = 0
         self._frontend = frontend(self.framework)
         self._promote = promote_float64
@@ -161,18 +161,20 @@ class Step:
         _LOG.log(logging.INFO if last.binding.creates_state else logging.WARNING, "compiling again: %s", changed)
 
 
-def parallelize(function: Callable[..., Any], *bound: Any, strategy: str | Strategy = "", engine: str = "reference") -> Step:
+def parallelize(function: Callable[..., Any], *bound: Any, strategy: str | Strategy = "", engine: str | None = None) -> Step:
     """Return `function` run on the devices of `strategy`.
 
     Args:
         function: the training step, `function(*bound, *batch)`, as it is: forward, loss, backward, optimizer step, zero_grad.
         bound: its leading arguments that stay the same: model, optimizer.
         strategy: words such as `"dp=2 tp=2 zero=3"`, a path that ends in `.toml`, or a `Strategy`.
-        engine: what runs the tasks.
+        engine: what runs the tasks: `realm`, also with a number of processors as in `realm:4`, or `reference`; None is `realm` where legate
+            is installed, else `reference`.
 
     Raises:
         StrategyError: if the strategy does not parse.
         CaptureError: if the framework is not known.
+        EngineError: if there is no engine of that name.
     """
     if isinstance(strategy, str):
         strategy = Strategy.load(strategy)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from maniple.api.frontends import detect, verifier
+from maniple.api.frontends import detect, engine_or_default, verifier
 from maniple.api.step import Step
 from maniple.api.trace import LastSteps
 from maniple.api.workloads import load
@@ -21,9 +21,9 @@ def train(config: TrainConfig, listener: Listener = ignore) -> TrainReport:
     Raises:
         ManipleError: if the model, the strategy or the step is refused.
     """
-    workload = load(config.workload)
-    step = Step(workload.step, (workload.model, workload.optimizer), config.strategy, config.engine)
-    name = f"{config.strategy or 'one device'} on {config.engine}"
+    workload, engine = load(config.workload), engine_or_default(config.engine)
+    step = Step(workload.step, (workload.model, workload.optimizer), config.strategy, engine)
+    name = f"{config.strategy or 'one device'} on {engine}"
     recorded = LastSteps(step, config.steps, config.trace)
     runs = [
         replace(_run(name, workload, recorded, config.steps, listener), compile_s=sum(c.capture_s + c.compile_s for c in step.compiled))
@@ -35,7 +35,7 @@ def train(config: TrainConfig, listener: Listener = ignore) -> TrainReport:
     return TrainReport(
         model=config.workload.model,
         strategy=str(config.strategy),
-        engine=config.engine,
+        engine=engine,
         steps=config.steps,
         unit=workload.unit,
         runs=tuple(runs),

@@ -30,10 +30,14 @@ app: Final = typer.Typer(
 
 Report = TypeVar("Report")
 
+_ENGINE_DEFAULT = "realm where legate is installed, else reference"
 _STRATEGY = 'words such as "dp=2 tp=2 zero=3", or a path that ends in .toml'
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="gpt2, gpt2:small, ... (see maniple models), or FILE.py:FUNCTION")]
 StrategyText = Annotated[str, typer.Option("--strategy", "-s", metavar="TEXT", help=_STRATEGY)]
-Engine = Annotated[str, typer.Option(help="what runs the tasks")]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="what runs the tasks: realm, realm:N for N processors, reference", show_default=_ENGINE_DEFAULT),
+]
 Rows = Annotated[int | None, typer.Option("--batch", metavar="N", help="rows of the global batch")]
 Seq = Annotated[int | None, typer.Option("--seq", metavar="N", help="tokens per row")]
 Dropout = Annotated[float, typer.Option(metavar="RATE", help="dropout rate")]
@@ -50,7 +54,7 @@ def train(
     *,
     strategy: StrategyText,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="training steps")] = 50,
-    engine: Engine = "reference",
+    engine: Engine = None,
     dtype: Annotated[str, typer.Option(help="float32, float64 or bfloat16")] = "float32",
     batch: Rows = None,
     seq: Seq = None,
@@ -77,7 +81,7 @@ def check(
     *,
     strategy: StrategyText,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="steps to compare")] = 3,
-    engine: Engine = "reference",
+    engine: Engine = None,
     dtype: Annotated[str, typer.Option(help="float64, float32 or bfloat16")] = "float64",
     batch: Rows = None,
     seq: Seq = None,

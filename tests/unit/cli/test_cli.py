@@ -69,11 +69,27 @@ def install(monkeypatch: pytest.MonkeyPatch, command: str, report: Any, error: E
 def test_check_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     api = install(monkeypatch, "check", check_report(equal=True))
     result = RUNNER.invoke(
-        app, ["check", "mlp", "--strategy", "dp=2 zero=1", "--steps", "5", "--batch", "4", "--seq", "8", "--dropout", "0.1"]
+        app,
+        [
+            "check",
+            "mlp",
+            "--strategy",
+            "dp=2 zero=1",
+            "--steps",
+            "5",
+            "--batch",
+            "4",
+            "--seq",
+            "8",
+            "--dropout",
+            "0.1",
+            "--engine",
+            "realm:2",
+        ],
     )
     assert result.exit_code == 0
     (config,) = api.asked
-    assert (str(config.strategy), config.steps, config.engine) == ("dp=2 zero=1", 5, "reference")
+    assert (str(config.strategy), config.steps, config.engine) == ("dp=2 zero=1", 5, "realm:2")
     assert (config.workload.batch, config.workload.seq, config.workload.dtype, config.workload.dropout) == (4, 8, "float64", 0.1)
     assert "equal to one device" in result.stdout
     assert "all_reduce x3 (4.0 KiB)" in result.stdout
