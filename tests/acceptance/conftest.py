@@ -87,7 +87,7 @@ def eager_once(monkeypatch: pytest.MonkeyPatch, oracles: dict[Hashable, Mapping[
 
 @pytest.fixture
 def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile a captured program once for each strategy and way of sharing memory; engines of one test share the plans."""
+    """Compile and verify a captured program once for each strategy and way of sharing memory; engines of one test share the plans."""
     module = sys.modules["maniple.api.step"]
     compile_program, plans = module.compile_program, list[tuple[Program, Strategy, tuple[str, ...], Plan]]()
 
@@ -98,7 +98,15 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
             plans.append((program, strategy, shared, known))
         return known
 
+    problems, found = Plan.problems, dict[int, tuple[str, ...]]()
+
+    def checked(self: Plan) -> tuple[str, ...]:
+        if id(self) not in found:
+            found[id(self)] = problems(self)
+        return found[id(self)]
+
     monkeypatch.setattr(module, "compile_program", memoized)
+    monkeypatch.setattr(Plan, "problems", checked)
 
 
 @pytest.fixture(scope="session")

@@ -79,10 +79,15 @@ def assert_same(one: tuple[nn.Module, Optimizer], other: tuple[nn.Module, Optimi
 
 
 def run(
-    mine: tuple[nn.Module, Optimizer], theirs: tuple[nn.Module, Optimizer], strategy: str, steps: int = 3, function: Any = train_step
+    mine: tuple[nn.Module, Optimizer],
+    theirs: tuple[nn.Module, Optimizer],
+    strategy: str,
+    steps: int = 3,
+    function: Any = train_step,
+    engine: str | None = None,
 ) -> maniple.Step:
     """Train both, one in parallel and one eagerly, and compare losses and state after each step."""
-    step = maniple.parallelize(function, *mine, strategy=strategy)
+    step = maniple.parallelize(function, *mine, strategy=strategy, engine=engine)
     for number in range(steps):
         batch = batch_of(number)
         torch.testing.assert_close(step(batch), function(*theirs, batch), rtol=1e-10, atol=1e-12)

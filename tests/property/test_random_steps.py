@@ -47,16 +47,22 @@ def adamw(model: Net) -> Optimizer:
 
 
 @settings(max_examples=20)
-@given(st.integers(0, 10**6), st.sampled_from(STRATEGIES), st.sampled_from([train, accumulate]), st.sampled_from([momentum, adamw]))
-def test_random_step_equals_eager(seed: int, strategy: str, step: Any, make_optimizer: Any) -> None:
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(STRATEGIES),
+    st.sampled_from([train, accumulate]),
+    st.sampled_from([momentum, adamw]),
+    st.sampled_from(["realm:1", "realm:2", "realm:4", "reference"]),
+)
+def test_random_step_equals_eager(seed: int, strategy: str, step: Any, make_optimizer: Any, engine: str) -> None:
     model, batch = random_net(seed)
     loss, _ = model(batch)
     if not loss.requires_grad:
         return
     twin = copy.deepcopy(model)
     optimizer, twin_optimizer = make_optimizer(model), make_optimizer(twin)
-    parallel = maniple.parallelize(step, model, optimizer, strategy=strategy)
-    where = "\n".join([strategy, *model.recipe.text])
+    parallel = maniple.parallelize(step, model, optimizer, strategy=strategy, engine=engine)
+    where = "\n".join([strategy, engine, *model.recipe.text])
     for _ in range(2):
         for want, got in zip(step(twin, twin_optimizer, batch), parallel(batch), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-9, msg=lambda text: f"{text}\n{where}")
