@@ -56,10 +56,10 @@ class TrainConfig:
 class CheckConfig:
     """What `check` does.
 
-        Attributes:
-                trace: file for a trace of the last steps; empty for none.
-                engine: what runs the tasks, None for the default.
-        """
+    Attributes:
+        engine: what runs the tasks, None for the default.
+        trace: file for a trace of the last steps; empty for none.
+    """
 
     workload: WorkloadConfig
     strategy: Strategy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from training_harness import batch_of, made, train_step
 import maniple
 from maniple.trace import Trace
 
-ENGINES = ["reference", pytest.param("realm:2", marks=pytest.mark.skipif(find_spec("legate") is None, reason="legate is not installed"))]
+ENGINES = ["reference", "realm:2"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

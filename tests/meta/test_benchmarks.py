@@ -61,7 +61,6 @@ def test_pictures(tmp_path: Path) -> None:
     assert (tmp_path / "block.svg").read_text(encoding="utf-8").count("<title>all_reduce") == 8
 
 
-@pytest.mark.skipif(find_spec("legate") is None, reason="legate is not installed, which carries Realm")
 def test_trace_picture(tmp_path: Path) -> None:
     run("trace_picture.py", str(tmp_path))
     titles = [element.text or "" for element in ET.parse(tmp_path / "trace.svg").getroot().iter() if element.tag.endswith("title")]

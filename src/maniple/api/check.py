@@ -90,9 +90,7 @@ class _Runs:
         return found
 
 
-def _report(
-    config: CheckConfig, engine: str, step: Step, comparison: Comparison, seconds: float, low: tuple[str, ...]
-) -> CheckReport:
+def _report(config: CheckConfig, engine: str, step: Step, comparison: Comparison, seconds: float, low: tuple[str, ...]) -> CheckReport:
     compiled = step.last
     problems = tuple(problem for each in step.compiled for problem in each.plan.problems())
     program, mesh = compiled.plan.sharded.program, compiled.plan.sharded.mesh

@@ -68,25 +68,8 @@ def install(monkeypatch: pytest.MonkeyPatch, command: str, report: Any, error: E
 
 def test_check_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     api = install(monkeypatch, "check", check_report(equal=True))
-    result = RUNNER.invoke(
-        app,
-        [
-            "check",
-            "mlp",
-            "--strategy",
-            "dp=2 zero=1",
-            "--steps",
-            "5",
-            "--batch",
-            "4",
-            "--seq",
-            "8",
-            "--dropout",
-            "0.1",
-            "--engine",
-            "realm:2",
-        ],
-    )
+    words = ["--steps", "5", "--batch", "4", "--seq", "8", "--dropout", "0.1", "--engine", "realm:2"]
+    result = RUNNER.invoke(app, ["check", "mlp", "--strategy", "dp=2 zero=1", *words])
     assert result.exit_code == 0
     (config,) = api.asked
     assert (str(config.strategy), config.steps, config.engine) == ("dp=2 zero=1", 5, "realm:2")
