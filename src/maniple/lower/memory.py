@@ -38,10 +38,19 @@ class Realisation:
     Attributes:
         homes: of every value.
         peers: for each collective that is a task, the axes along which its points gather or combine; others need no task.
+        written: for values written over an input, the layout in which points write them.
     """
 
     homes: dict[Value, Home] = field(default_factory=dict)
     peers: dict[Op, tuple[str, ...]] = field(default_factory=dict)
+    written: dict[Value, Sharding] = field(default_factory=dict)
+
+    def read_in_part(self, op: Op) -> None:
+        """Make the result of a `shard_slice`, and what has its home there, other parts of its operand's buffer."""
+        (operand,), (result,) = op.operands, op.results
+        for value, home in self.homes.items():
+            if home.value is result:
+                self.homes[value] = self.homes[operand]
 
 
 def realise(program: Program, shared: tuple[str, ...]) -> Realisation:

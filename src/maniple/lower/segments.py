@@ -47,6 +47,7 @@ class _Splitter:
     def __init__(self, program: Program, realisation: Realisation) -> None:
         self.realisation = realisation
         self.escaping = _escaping(program, realisation)
+        self.moved = {op.operands[0] for op in realisation.peers}
         self.items: list[Item] = []
         self.open: list[Op] = []
         self.made: set[Value] = set()  # by the open segment
@@ -60,10 +61,18 @@ class _Splitter:
         if op.name in COMMUNICATING:
             if op in self.realisation.peers:
                 self.collective(op)
+        elif self.is_part(op):
+            self.realisation.read_in_part(op)
         elif self.is_cheap(op):
             self.cheap.update((value, op) for value in op.results)
         else:
             self.compute(op)
+
+    def is_part(self, op: Op) -> bool:
+        """Return whether `op` takes a slice of what lies in a buffer already, so that whoever reads the slice can read that part."""
+        if op.name != "shard_slice" or op.results[0] in self.moved:
+            return False
+        return self.base(op.operands[0]) not in self.made and op.operands[0] not in self.cheap
 
     def is_cheap(self, op: Op) -> bool:
         if any(value in self.escaping for value in op.results):

@@ -10,6 +10,7 @@ from maniple.lower.cost import collective_bytes, op_flops
 from maniple.lower.dependences import find_edges
 from maniple.lower.memory import Home, Realisation, check_readable, realise
 from maniple.lower.segments import Item, Segment, split
+from maniple.lower.updates import update_in_place
 from maniple.mesh.mesh import Mesh
 from maniple.mesh.sharding import Sharding
 from maniple.taskgraph.graph import Access, Buffer, Part, Task, TaskGraph
@@ -33,6 +34,7 @@ def lower(program: Program, mesh: Mesh, shared: tuple[str, ...] = ()) -> TaskGra
     for item in program.inputs:
         maker.buffer(item.value)
     items = split(program, realisation)
+    update_in_place(program, realisation, items, mesh, maker.shared)
     needed = _needed(program, items, realisation)
     for entry in items:
         if isinstance(entry, Segment):
@@ -76,7 +78,10 @@ class _Maker:
         return self.realisation.homes[value]
 
     def buffer(self, value: Value) -> None:
-        self.buffers.append(Buffer(value.name, value.type, self.home(value).sharding))
+        """Add the buffer that `value` is stored in, unless it is written over an input."""
+        home = self.home(value)
+        if home.value is value:
+            self.buffers.append(Buffer(value.name, value.type, home.sharding))
 
     def once(self, written: list[Sharding]) -> tuple[str, ...]:
         """Return the shared axes along which a written part is the same at every point."""
@@ -85,13 +90,13 @@ class _Maker:
     def collective(self, op: Op) -> None:
         (operand,), (result,) = op.operands, op.results
         self.buffer(result)
-        stored = self.home(result).sharding
+        stored = self.written(result)
         read = Access(self.home(operand).value.name, Part(stored, self.realisation.peers[op]), "read")
         task = Task(
             name=f"{op.name}.{len(self.tasks)}",
             kind="collective",
             op=op.name,
-            accesses=(read, Access(result.name, Part(stored), "write")),
+            accesses=(read, Access(self.home(result).value.name, Part(stored), "write")),
             once=self.once([stored]),
             num_bytes=self.received(op),
             phase=op.phase,
@@ -99,17 +104,21 @@ class _Maker:
         )
         self.tasks.append(task)
 
+    def written(self, value: Value) -> Sharding:
+        """Return the layout in which the points of a collective write its result."""
+        return self.realisation.written.get(value, self.home(value).sharding)
+
     def received(self, op: Op) -> int:
         """Return the bytes that the first point of a collective receives, or reads of other devices' shared memory."""
         axis = str(op.attr("axis"))
         if op.name == "all_reduce" and axis in self.shared:
             result = op.results[0]
-            return Value(result.name, result.type, self.home(result).sharding).local_bytes(self.mesh) * (self.mesh.size(axis) - 1)
+            return Value(result.name, result.type, self.written(result)).local_bytes(self.mesh) * (self.mesh.size(axis) - 1)
         return collective_bytes(op, self.mesh)
 
     def segment(self, segment: Segment, needed: set[Value]) -> None:
         reads = _reads(segment)
-        writes = [value for op in segment.ops for value in op.results if value in needed]
+        writes = [value for op in segment.ops for value in op.results if value in needed or self.home(value).value is not value]
         if not writes:
             return
         for value, op in reads.items():
@@ -120,7 +129,7 @@ class _Maker:
         flops = self.flops[number]
         heaviest = segment.ops[max(range(len(flops)), key=lambda i: (flops[i], -i))]
         accesses = [Access(self.home(value).value.name, Part(value.layout), "read") for value in reads]
-        accesses += [Access(value.name, Part(value.layout), "write") for value in writes]
+        accesses += [Access(self.home(value).value.name, Part(value.layout), "write") for value in writes]
         task = Task(
             name=f"{heaviest.name}.{len(self.tasks)}",
             kind="compute",

@@ -145,6 +145,17 @@ class Maker:
         shape = tuple(n for d, n in enumerate(x.type.shape) if d != dim)
         return self.emit(f"reduce_{kind}", (x,), shape, result, dims=(dim,))
 
+    def new_state(self, values: list[Value]) -> dict[Value, str]:
+        """Let some of `values` be the new values of inputs of their type: return the inputs' names."""
+        free = [item for item in self.inputs if item.kind != "batch"]
+        named = {}
+        for value in values:
+            fits = [item for item in free if item.value.type == value.type]
+            if fits and self.rng.random() < 0.7:
+                named[value] = self.rng.choice(fits).name
+                free = [item for item in free if item.name != named[value]]
+        return named
+
 
 def random_program(seed: int, mesh: Mesh, num_ops: int) -> Program:
     """Return a sharded program of about `num_ops` ops over `mesh`."""
@@ -158,7 +169,8 @@ def random_program(seed: int, mesh: Mesh, num_ops: int) -> Program:
         maker.rng.choice(steps)(maker.pick())
     chosen = maker.rng.sample(maker.values, min(len(maker.values), 4))
     outputs = dict.fromkeys((*chosen, maker.values[-1]))
-    return Program(tuple(maker.inputs), tuple(maker.ops), tuple(Output(v, f"result.{v.name}") for v in outputs))
+    named = maker.new_state(list(outputs))
+    return Program(tuple(maker.inputs), tuple(maker.ops), tuple(Output(v, named.get(v, f"result.{v.name}")) for v in outputs))
 
 
 def random_inputs(program: Program, seed: int) -> dict[str, torch.Tensor]:

@@ -100,7 +100,7 @@ program {
     assert kinds(graph_of(text, "dp=2")) == ["update", "all_gather", "all_gather"]
     shared = graph_of(text, "dp=2", "dp")
     assert kinds(shared) == ["update"]
-    assert [buffer for buffer, _ in shared.outputs] == ["b", "d"]
+    assert [buffer for buffer, _ in shared.outputs] == ["w1", "w2"]  # written where the inputs lie
 
 
 def test_constants_are_repeated_not_stored() -> None:

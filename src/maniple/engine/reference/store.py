@@ -32,6 +32,7 @@ class Store:
             self._reads[access.buffer] += graph.mesh.num_devices
         for name, _ in graph.outputs:
             self._reads[name] += 1
+        self._inputs, self._updated = {name for name, _ in graph.inputs}, set[str]()
         for name, source in graph.inputs:
             self._put_input(self._buffers[name], inputs[source])
 
@@ -50,7 +51,8 @@ class Store:
             EngineError: if nothing was written there.
         """
         buffer = self._buffers[access.buffer]
-        return self._collect(buffer, access.part, point)
+        found = self._collect(buffer, access.part, point)
+        return found.clone() if buffer.name in self._updated else found  # no view, which the next writer would change
 
     def done(self, access: Access) -> None:
         """Count one read of the access's buffer as done; after the last one its memory is freed."""
@@ -90,6 +92,8 @@ class Store:
         region = region_of(buffer.type.shape, sharding, self.memory.mesh, point)
         key = self.memory.instance(buffer, point)
         instances = self._instances[buffer.name]
+        if buffer.name in self._inputs:
+            self._updated.add(buffer.name)
         instances[key] = scatter(tensor, region, self.memory.held(buffer, key), instances.get(key))
 
     def whole(self, name: str) -> torch.Tensor:
