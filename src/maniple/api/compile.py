@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maniple.base.errors import VerifyError
 from maniple.ir.program import Program
 from maniple.lower import lower
 from maniple.mesh import Strategy
 from maniple.ops.check import check_program
+from maniple.shard.divide import divide
 from maniple.shard.shard import Sharded, shard
 from maniple.taskgraph import TaskGraph
 from maniple.transform.cse import cse
@@ -64,5 +65,5 @@ def compile_program(program: Program, strategy: Strategy, shared: tuple[str, ...
     """
     clean = dce(cse(program))
     sharded = shard(clean, strategy)
-    sharded = Sharded(dce(sharded.program), sharded.mesh, sharded.layouts, sharded.solution)
-    return Plan(clean, sharded, lower(sharded.program, strategy.mesh, shared))
+    divided = dce(divide(sharded.program, strategy.mesh, shared))
+    return Plan(clean, replace(sharded, program=divided), lower(divided, strategy.mesh, shared))
