@@ -33,6 +33,12 @@ class Plan:
     sharded: Sharded
     graph: TaskGraph
 
+    @property
+    def updated(self) -> tuple[str, ...]:
+        """Names of the state that tasks write over where it lies."""
+        inputs = {name: buffer for buffer, name in self.graph.inputs}
+        return tuple(name for buffer, name in self.graph.outputs if inputs.get(name) == buffer)
+
     def problems(self) -> tuple[str, ...]:
         """Return what the independent checkers of types, layouts and dependences find wrong; nothing if the plan is right."""
         checks: tuple[Callable[[], None], ...] = (

@@ -12,6 +12,7 @@ from typing import Any, Final
 from maniple.api.compile import Plan, compile_program
 from maniple.api.frontends import detect, engine_or_default, frontend, make_engine
 from maniple.base.errors import EngineError, StrategyError
+from maniple.engine.protocol import Interrupted
 from maniple.mesh import Strategy
 from maniple.trace import Trace, span
 
@@ -44,7 +45,9 @@ class Step:
     """A training step on several devices; call it with what the user's step takes after the bound arguments.
 
     State lives where the user put it: the module's parameters and buffers and the optimizer's state are up to date when a call returns,
-    and what is loaded into them is used by the next one. A call that fails leaves them as they were.
+    and what is loaded into them is used by the next one. A call that fails leaves them as they were, unless it fails amid the update: then
+    the next calls are refused until all that was being updated has been loaded again. Ctrl-C never does that: an update that has begun
+    is finished first.
 
     Attributes:
         num_steps: calls that finished.
@@ -62,6 +65,7 @@ class Step:
         self._promote = promote_float64
         self._compiled: list[Compiled] = []
         self._trace: Trace | None = None
+        self._half_updated: Any = None
 
     def __call__(self, *args: Any) -> Any:
         """Run one step.
@@ -82,14 +86,39 @@ class Step:
             with span(trace, "find plan"):
                 compiled = self.compile(*args)
             binding = compiled.binding
+            self._check_state(binding)
             with span(trace, "bind"):
                 inputs = binding.inputs(args, self.num_steps)
-            outputs = self.engine.run(compiled.plan.graph, inputs, trace)
+            interrupted = False
+            try:
+                outputs = self.engine.run(compiled.plan.graph, inputs, trace)
+            except Interrupted as interrupt:
+                outputs, interrupted = interrupt.outputs, True
+            except BaseException:
+                if self.engine.state_changed:
+                    self._half_updated = binding.versions(compiled.plan.updated)
+                raise
             with span(trace, "commit"):
                 binding.commit(outputs)
             self.num_steps += 1
+            if interrupted:
+                raise KeyboardInterrupt
             with span(trace, "make result"):
                 return binding.result(outputs)
+
+    def _check_state(self, binding: Any) -> None:
+        """Refuse state that a step which failed has left half updated, until all of it has been loaded anew.
+
+        Raises:
+            EngineError: naming a tensor that has not been.
+        """
+        if self._half_updated is None:
+            return
+        left = self._half_updated.unchanged(binding.versions(self._half_updated.of))
+        if left:
+            what = f"the step that failed had begun to update state: {left[0]} and {len(left) - 1} more may be old or new"
+            raise EngineError(what, hint="load a checkpoint: model.load_state_dict(...), optimizer.load_state_dict(...)")
+        self._half_updated = None
 
     @contextmanager
     def trace(self, trace: Trace | None = None) -> Iterator[Trace]:

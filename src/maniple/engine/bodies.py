@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from maniple.base.errors import EngineError
-from maniple.engine.protocol import Body, CompileBody, Tensor
+from maniple.engine.protocol import Body, CompileBody, Destinations, Tensor
 from maniple.ir.program import Program
 from maniple.mesh.mesh import Mesh, Point
 from maniple.ops.localize import localize
@@ -28,23 +28,29 @@ class Bodies(Generic[Tensor]):
     def __init__(self, graph: TaskGraph, compile_body: CompileBody[Tensor]) -> None:
         """Compile nothing yet."""
         self._graph, self._compile = graph, compile_body
-        self._by_shape: dict[tuple[int, tuple[tuple[int, ...], ...]], Body[Tensor]] = {}
-        self._at_point: dict[tuple[int, int], PointBody[Tensor]] = {}
+        self._by_shape: dict[tuple[int, tuple[tuple[int, ...], ...], Destinations], Body[Tensor]] = {}
+        self._at_point: dict[tuple[int, int, Destinations], PointBody[Tensor]] = {}
 
     def __len__(self) -> int:
         """Return the number of bodies compiled."""
         return len(self._by_shape)
 
-    def at(self, task: Task, point: Point) -> PointBody[Tensor]:
-        """Return the body of a compute task that the device at `point` runs."""
+    def at(self, task: Task, point: Point, destinations: Destinations = ()) -> PointBody[Tensor]:
+        """Return the body of a compute task that the device at `point` runs.
+
+        Args:
+            task: the task.
+            point: the device.
+            destinations: outputs that the body is given memory for; see `CompileBody`.
+        """
         mesh = self._graph.mesh
-        key = (task.segment, mesh.device(point))
+        key = (task.segment, mesh.device(point), destinations)
         if key not in self._at_point:
             fragment = self._graph.segments[task.segment]
-            shapes = (task.segment, local_shapes(fragment, mesh, point))
+            shapes = (task.segment, local_shapes(fragment, mesh, point), destinations)
             local = localize(fragment, mesh, point)
             if shapes not in self._by_shape:
-                self._by_shape[shapes] = self._compile(local)
+                self._by_shape[shapes] = self._compile(local, destinations)
             self._at_point[key] = PointBody(self._by_shape[shapes], tuple(offset.at(mesh, point) for offset in local.offsets))
         return self._at_point[key]
 

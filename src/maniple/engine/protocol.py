@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
 from maniple.mesh.mesh import Mesh
-from maniple.ops.localize import LocalProgram
+from maniple.ops.localize import Destination, LocalProgram
 from maniple.taskgraph.graph import TaskGraph
 from maniple.trace import Trace
 
@@ -14,22 +14,43 @@ Tensor = TypeVar("Tensor")
 Tensor_co = TypeVar("Tensor_co", covariant=True)
 
 
+Destinations = tuple[Destination, ...]
+"""In the order of the outputs."""
+
+
 class Body(Protocol[Tensor_co]):
-    """What one device runs of a segment."""
+    """What one device runs of a segment.
+
+    Attributes:
+        views: for each output, the numbers of the inputs of which it may be a view.
+    """
+
+    @property
+    def views(self) -> tuple[frozenset[int], ...]: ...  # noqa: D102  # above
 
     def __call__(self, *operands: Any) -> tuple[Tensor_co, ...]:
-        """Return the outputs of the local program for its inputs: tensors, then offsets as plain integers."""
+        """Return the outputs of the local program for its inputs: tensors, then offsets as plain integers, then destinations."""
 
 
 class CompileBody(Protocol[Tensor_co]):
     """Makes bodies; the kernels of a framework."""
 
-    def __call__(self, local: LocalProgram, /) -> Body[Tensor_co]:
-        """Return a body that runs `local`."""
+    def __call__(self, local: LocalProgram, destinations: Destinations = (), /) -> Body[Tensor_co]:
+        """Return a body that runs `local`.
+
+        For each of `destinations` the body takes one more operand, a tensor of the output's shape and dtype, writes the output there and
+        returns that. Where it is the memory of an input, all that reads the input comes before.
+        """
 
 
 class Engine(Protocol[Tensor]):
-    """Runs task graphs."""
+    """Runs task graphs.
+
+    Attributes:
+        state_changed: whether the last run, which did not come to its end, left state that is neither the old nor the new.
+    """
+
+    state_changed: bool
 
     def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:
         """Return the axes of `mesh` along which the devices of this engine share memory: what graphs for it are lowered with."""
@@ -39,13 +60,28 @@ class Engine(Protocol[Tensor]):
 
         Args:
             graph: what to run.
-            inputs: a whole (global) tensor for each of the graph's inputs, by name. They are read and never written.
+            inputs: a whole (global) tensor for each of the graph's inputs, by name. State that tasks update may be written to.
             trace: what to record in: every point task that ran, and what the runtime did beside them. None costs nothing per task.
 
         Returns:
-            A whole tensor for each of the graph's outputs, by name, none of which shares memory with `inputs`. New state is among them:
-            the caller copies it to where the user sees it, so that a failure leaves the user's state as it was.
+            A whole tensor for each of the graph's outputs, by name. State that was updated in place is the tensor that was given; the others
+            share memory neither with `inputs` nor with one another, and the caller copies those that are new state to where the user sees it.
 
         Raises:
-            EngineError: naming the task and the user's line.
+            EngineError: naming the task and the user's line. `state_changed` then tells whether state in `inputs` was written to.
+            KeyboardInterrupt: if Ctrl-C arrives; once state is being written to the step first comes to its end, and `Interrupted` is
+                raised instead.
         """
+
+
+class Interrupted(BaseException):  # noqa: N818  # like KeyboardInterrupt, which it stands for
+    """Ctrl-C arrived while state was being updated, and the step has come to its end since.
+
+    Attributes:
+        outputs: what `Engine.run` would have returned.
+    """
+
+    def __init__(self, outputs: Mapping[str, Any]) -> None:
+        """Keep the outputs."""
+        super().__init__()
+        self.outputs = outputs

@@ -1,8 +1,9 @@
 """Which results are written over the inputs whose new values they are: state is updated where it lies.
 
-An output that bears the name of a parameter, a buffer or optimizer state is that state's new value. The task that makes it writes it
-into the input's buffer, if no point may then read what another has overwritten; otherwise the result keeps a buffer of its own, and
-whoever runs the step copies it at the end.
+An output that bears the name of a parameter, a buffer or optimizer state is that state's new value. The task of the update that makes it
+writes it into the input's buffer, if no point may then read what another has overwritten; otherwise the result keeps a buffer of its own,
+and whoever runs the step copies it at the end. What forward and backward make, such as running statistics, is always copied: a step
+that fails before its update leaves all state as it was.
 
 Contract: bitwise.
 """
@@ -45,7 +46,8 @@ def update_in_place(program: Program, realisation: Realisation, items: Sequence[
         stored, wanted = homes[new].sharding, homes[state].sharding
         same = not stored.pending and all(stored.along(axis) == wanted.along(axis) for axis in apart)
         kept = any(end is state and other != name for other, end in ends.items())
-        if same and not kept and _last_read(makers[new], items[makers[new]], new, readers.get(state, ()), together):
+        late = items[makers[new]].phase == "update"
+        if same and late and not kept and _last_read(makers[new], items[makers[new]], new, readers.get(state, ()), together):
             pairs[new] = state
     for value, home in list(homes.items()):
         if home.value in pairs:

@@ -41,6 +41,19 @@ class LocalProgram:
     offsets: tuple[Offset, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """An output of a local program that is written into memory given.
+
+    Attributes:
+        output: its number.
+        inputs: numbers of the inputs that lie in the same memory.
+    """
+
+    output: int
+    inputs: tuple[int, ...] = ()
+
+
 class _Localizer:
     def __init__(self, mesh: Mesh, point: Mapping[str, int]) -> None:
         self.mesh, self.point = mesh, point

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,10 +48,18 @@ class Binding:
                 live = slot.get()
                 if live is None:
                     slot.set(outputs[name])
-                else:
+                elif live.data_ptr() != outputs[name].data_ptr():  # not updated in place
                     live.detach().copy_(outputs[name])
-
         self.captured.note_step()
+
+    def versions(self, names: Collection[str]) -> StateVersions:
+        """Return what tells whether state is written to or replaced from now on.
+
+        Args:
+            names: of state, as inputs of the program.
+        """
+        found = {name: tensor for name, tensor in self.captured.state().items() if name in names}
+        return StateVersions({name: (weakref.ref(tensor), tensor._version) for name, tensor in found.items()})  # noqa: SLF001  # public in all but name
 
     def result(self, outputs: Mapping[str, Tensor]) -> object:
         """Return what the user's step returns."""
@@ -73,6 +82,21 @@ class Binding:
             for name in self.captured.created:
                 kind = types[name]
                 self.captured.slots[name].set(torch.empty(kind.shape, dtype=TORCH_DTYPES[kind.dtype]))
+
+
+@dataclass(frozen=True, slots=True)
+class StateVersions:
+    """State tensors as they were at one time."""
+
+    of: Mapping[str, tuple[weakref.ref[Tensor], int]]
+
+    def unchanged(self, now: StateVersions) -> list[str]:
+        """Return the names of those that have not been written to or replaced since."""
+        return [name for name, found in now.of.items() if name in self.of and _same(found, self.of[name])]
+
+
+def _same(one: tuple[weakref.ref[Tensor], int], other: tuple[weakref.ref[Tensor], int]) -> bool:
+    return one[1] == other[1] and one[0]() is other[0]()
 
 
 def step_seed(seed: int, step: int) -> int:

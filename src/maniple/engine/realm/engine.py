@@ -11,7 +11,7 @@ import torch
 
 from maniple.base.errors import EngineError
 from maniple.engine.bodies import check_inputs
-from maniple.engine.protocol import CompileBody
+from maniple.engine.protocol import CompileBody, Interrupted
 from maniple.engine.realm.plan import Plan
 from maniple.engine.realm.process import PROCESS
 from maniple.mesh.mesh import Mesh
@@ -29,6 +29,7 @@ class RealmEngine:
 
     Attributes:
         num_processors: threads that run bodies, one core each; devices take turns on them.
+        state_changed: whether the last run failed after it had begun to update state in place.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class RealmEngine:
         self.num_processors = num_processors or len(os.sched_getaffinity(0))
         self._compile, self._rng = compile_body, rng
         self._plans: list[Plan] = []
+        self.state_changed = False
 
     def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:
         """Return all axes: memory is that of one node. See `Engine.shared_axes`."""
@@ -63,7 +65,8 @@ class RealmEngine:
         """Run the step once; see `Engine.run`.
 
         All that does not depend on the step is prepared when a graph is first met, and kept for the last few graphs. If a body raises, or
-        Ctrl-C arrives, bodies that run are waited for and no other begins; the next step works.
+        Ctrl-C arrives, bodies that run are waited for and no other begins; the next step works. Once state is being updated Ctrl-C waits
+        for the end of the step.
 
         Raises:
             EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails; or with the
@@ -72,7 +75,14 @@ class RealmEngine:
         check_inputs(graph, inputs)
         with PROCESS.runtime(self.num_processors) as (runtime, helper):
             plan = self._plan(graph)
-            return plan.run(runtime, helper, self.num_processors, inputs, self._rng, trace)
+            self.state_changed = False
+            try:
+                return plan.run(runtime, helper, self.num_processors, inputs, self._rng, trace)
+            except Interrupted:
+                raise
+            except BaseException:
+                self.state_changed = plan.state_changing
+                raise
 
     def _plan(self, graph: TaskGraph) -> Plan:
         found = next((plan for plan in self._plans if plan.graph is graph), None)

@@ -2,7 +2,8 @@
 
 Tensors lie in numbered slots. An input has one slot, the whole tensor, of which points read views. What one point writes of a buffer is
 a *piece*, a tensor as the body made it, if every reader finds what it wants in one piece. Otherwise the pieces are put into one
-*allocation*, which is kept between steps; its parts that points touch are views, made once, in slots of their own.
+*allocation*, which is kept between steps; its parts that points touch are views, made once, in slots of their own. What is written to an
+input, new state, goes into the caller's tensor.
 """
 
 from __future__ import annotations
@@ -51,12 +52,21 @@ class Combine:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Where a point leaves a tensor of `shape`: as it is in a slot, or copied, rectangle by rectangle, into what slots hold."""
+    """Where a point leaves a tensor of `shape`.
+
+    Attributes:
+        slot: where it is put as it is; -1 if it goes into memory that is there.
+        target: memory that takes it whole.
+        copies: otherwise, each rectangle of it and the memory that takes that.
+        is_update: whether that memory is the caller's.
+    """
 
     buffer: str
     shape: tuple[int, ...]
     slot: int = -1
-    copies: tuple[tuple[Index, int], ...] = ()
+    target: Source | None = None
+    copies: tuple[tuple[Index, Source], ...] = ()
+    is_update: bool = False
 
 
 @dataclass(slots=True)
@@ -81,6 +91,7 @@ class _Place:
     region: Region
     slot: int
     allocation: Allocation | None = None
+    is_input: bool = False
 
 
 class Placement:
@@ -91,13 +102,14 @@ class Placement:
         temporary: slots that hold a body's result; the others are set before a step begins.
         allocations: tensors kept between steps.
         names: buffer of each slot.
+        updated: slots of inputs that tasks write to.
     """
 
     def __init__(self, graph: TaskGraph) -> None:
         """Decide for every buffer of `graph`.
 
         Raises:
-            EngineError: if a task writes to an input.
+            EngineError: if a task writes to an input of which every device has an instance of its own.
         """
         self.graph, self.memory = graph, Memory(graph.mesh, graph.shared)
         self.points = list(graph.mesh.points())
@@ -105,6 +117,7 @@ class Placement:
         self.temporary: set[int] = set()
         self.allocations: list[Allocation] = []
         self.names: list[str] = []
+        self.updated: set[int] = set()
         self._buffers = {buffer.name: buffer for buffer in graph.buffers}
         self._regions: dict[tuple[str, Sharding, int], Region] = {}
         self._places: dict[tuple[str, InstanceKey], list[_Place]] = {}
@@ -138,13 +151,20 @@ class Placement:
         buffer = self._buffers[access.buffer]
         region = self._region(buffer, access.part.sharding, device)
         shape = access.part.sharding.local_shape(buffer.type.shape, self.memory.mesh, point)
-        copies: list[tuple[Index, int]] = []
-        for place in self._places[buffer.name, self.memory.instance(buffer, point)]:
-            if place.allocation is not None:
-                copies += [(source, self._slot_of(target, place)) for source, target in _rectangles(region, place.region)]
-            elif place.region == region:
+        places = self._places[buffer.name, self.memory.instance(buffer, point)]
+        for place in places:
+            if place.allocation is None and not place.is_input and place.region == region:
                 return Write(buffer.name, shape, place.slot)
-        return Write(buffer.name, shape, copies=tuple(copies))
+        copies = [
+            (source, self._source(place, target))
+            for place in places
+            if place.allocation is not None or place.is_input
+            for source, target in _rectangles(region, place.region)
+        ]
+        is_update = any(place.is_input for place in places)
+        if len(copies) == 1 and _covers(copies[0][0], shape):
+            return Write(buffer.name, shape, target=copies[0][1], is_update=is_update)
+        return Write(buffer.name, shape, copies=tuple(copies), is_update=is_update)
 
     def _new_slot(self, buffer: str) -> int:
         self.names.append(buffer)
@@ -172,7 +192,7 @@ class Placement:
         for name, source in self.graph.inputs:
             buffer = self._buffers[name]
             self.inputs[source] = self._new_slot(name)
-            place = _Place(tuple(((0, n),) if n else () for n in buffer.type.shape), self.inputs[source])
+            place = _Place(tuple(((0, n),) if n else () for n in buffer.type.shape), self.inputs[source], is_input=True)
             self._places.update(((name, key), [place]) for key in self._keys(buffer))
 
     def _place_written(self) -> None:
@@ -192,8 +212,16 @@ class Placement:
             self._want(wanted, name, _whole(self._buffers[name]), 0)
         for (name, key), regions in written.items():
             if (name, key) in self._places:
-                raise EngineError(f"buffer {name} is an input, and a task writes to it")
+                self._update(name)
+                continue
             self._places[name, key] = self._place(name, key, regions, wanted.get((name, key), set()), returned=name in returned)
+
+    def _update(self, name: str) -> None:
+        """Note that a task writes to the input that is buffer `name`."""
+        if self.memory.separate_axes(self._buffers[name].sharding):
+            what = f"a task updates input {name}, of which the devices of {self.memory.mesh} have instances of their own"
+            raise EngineError(what, hint="lower the program with the shared axes of the engine")
+        self.updated.add(next(self.inputs[source] for buffer, source in self.graph.inputs if buffer == name))
 
     def _want(self, wanted: dict[tuple[str, InstanceKey], set[Region]], name: str, part: Part, device: int) -> None:
         """Note that a region is read of an instance; where regions are put together from several, nothing is gained by one tensor each."""
@@ -250,13 +278,18 @@ class Placement:
         return Gather(region_shape(wanted), buffer.type.dtype, tuple(copies))
 
     def _source(self, place: _Place, index: Index) -> Source:
-        if all(s.stop - s.start == n for s, n in zip(index, region_shape(place.region), strict=True)):
+        if _covers(index, region_shape(place.region)):
             return Source(place.slot)
         return Source(place.slot, index) if place.allocation is None else Source(self._slot_of(index, place))
 
 
 def _whole(buffer: Buffer) -> Part:
     return Part(Sharding.replicated(buffer.type.rank), tuple(sorted(buffer.sharding.axes)))
+
+
+def _covers(index: Index, shape: tuple[int, ...]) -> bool:
+    """Return whether a rectangle is all of a tensor."""
+    return all(s.stop - s.start == n for s, n in zip(index, shape, strict=True))
 
 
 def _size(region: Region) -> int:

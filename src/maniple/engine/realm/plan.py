@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import torch
 
 from maniple.engine.bodies import Bodies, reads_and_writes
-from maniple.engine.protocol import CompileBody
+from maniple.engine.protocol import CompileBody, Interrupted
 from maniple.engine.realm.binding import Runtime
 from maniple.engine.realm.placement import Allocation, Placement
-from maniple.engine.realm.points import DTYPES, PointRun, ReadCount, Slots, Take, slots_of, taker
+from maniple.engine.realm.points import DTYPES, PointRun, ReadCount, Slots, State, Take, destinations, slots_of, taker
 from maniple.engine.realm.schedule import PointTask, schedule
 from maniple.engine.realm.spawn_list import Spawn, SpawnList
 from maniple.engine.realm.timing import Timing
@@ -41,10 +41,13 @@ class Plan:
         self._placement = Placement(graph)
         self._points = schedule(graph)
         self._values: Slots = []
+        self._state = State()
         self._runs = [self._point(point) for point in self._points]
         self._calls = self._plain_calls = [run.run for run in self._runs]
         whole = {name: self._placement.whole(buffer) for buffer, name in graph.outputs}
-        self._outputs: dict[str, Take] = {name: taker(read) for name, read in whole.items()}
+        updated = {source for source, slot in self._placement.inputs.items() if slot in self._placement.updated}
+        self._updated = [name for name in whole if name in updated]
+        self._outputs: dict[str, Take] = {name: taker(read) for name, read in whole.items() if name not in updated}
         self._values.extend([None] * self._placement.num_slots)
         self._free_early({slot for read in whole.values() for slot in slots_of(read)})
         self._held = [torch.empty(0)] * len(self._placement.allocations)
@@ -62,8 +65,9 @@ class Plan:
         taken, made = reads_and_writes(task)
         reads = [placement.read(access, point.device) for access in taken]
         writes = [placement.write(task, access, point.device) for access in made]
-        body = self.bodies.at(task, placement.points[point.device]) if task.kind == "compute" else None
-        return PointRun(task, self._values, placement.names, reads, writes, body)
+        where = placement.points[point.device]
+        body = self.bodies.at(task, where, destinations(reads, writes)) if task.kind == "compute" else None
+        return PointRun(task, self._values, placement.names, reads, writes, body, placement.updated, self._state)
 
     def _free_early(self, kept: set[int]) -> None:
         """Let the last point that reads a body's result drop it, but for results in `kept`."""
@@ -114,8 +118,7 @@ class Plan:
             self._begin(inputs)
         timing = self._choose_calls(trace)
         start_ns = time.perf_counter_ns()
-        if not self._list.run():
-            raise min(self._failures, key=lambda failure: failure[0])[1]
+        interrupted = self._run_all(self._list)
         if trace is not None and timing is not None:
             trace.append(Work("issue", "runtime"), MAIN, start_ns, self._list.issued_ns)
             trace.append(Work("wait", "wait"), MAIN, self._list.issued_ns, time.perf_counter_ns())
@@ -124,7 +127,27 @@ class Plan:
             outputs = self._take_outputs(inputs)
         with span(trace, "free"):
             self._clear()
+        if interrupted:
+            raise Interrupted(outputs)
         return outputs
+
+    def _run_all(self, spawns: SpawnList) -> bool:
+        """Run every point task; return whether Ctrl-C arrived once state was being written to, from when on no task is left out."""
+        self._state.changing = False
+        try:
+            succeeded = spawns.run(may_stop=lambda: not self._state.changing)
+        except KeyboardInterrupt:
+            if spawns.stopped:
+                raise
+            return True
+        if not succeeded:
+            raise min(self._failures, key=lambda failure: failure[0])[1]
+        return False
+
+    @property
+    def state_changing(self) -> bool:
+        """Whether the last step has begun to write to the caller's state."""
+        return self._state.changing
 
     def _choose_calls(self, trace: Trace | None) -> Timing | None:
         """Let the processors take the time of each point task, or not."""
@@ -153,7 +176,7 @@ class Plan:
         taken |= {
             _address(tensor) for tensor, about in zip(self._held, self._placement.allocations, strict=True) if not about.returned
         }  # fmt: skip
-        outputs = {}
+        outputs = {name: inputs[name] for name in self._updated}
         for name, take in self._outputs.items():
             tensor = take(self._values).detach()
             overlaps = tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()  # strides of 0

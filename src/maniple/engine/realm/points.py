@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -11,12 +11,17 @@ import torch
 
 from maniple.base.errors import EngineError, ManipleError
 from maniple.engine.bodies import PointBody, body_failed, wrong_shape
+from maniple.engine.protocol import Destinations
 from maniple.engine.realm.placement import Combine, Gather, Read, Source, Write
+from maniple.ops.localize import Destination
 from maniple.taskgraph.graph import Task
 
 Slots = list[torch.Tensor | None]
 Take = Callable[[Slots], torch.Tensor]
 """Makes an operand from what is in the slots."""
+
+Compute = Callable[[Slots], Sequence[torch.Tensor]]
+"""Makes the results of a task from what is in the slots."""
 
 DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType({
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
@@ -27,6 +32,16 @@ DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType({
 _COMBINERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(
     {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 )
+
+
+class State:
+    """Whether the step that runs has begun to write to the caller's state."""
+
+    __slots__ = ("changing",)
+
+    def __init__(self) -> None:
+        """Nothing is written yet."""
+        self.changing = False
 
 
 class PointRun:
@@ -40,7 +55,7 @@ class PointRun:
     """
 
     __slots__ = (
-        "_body", "_names", "_num_results", "_offsets", "_puts", "_simple", "_takes", "_values", "frees", "shares", "slots", "task",
+        "_clones", "_compute", "_names", "_num_results", "_puts", "_state", "_updates", "_values", "frees", "shares", "slots", "task",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +66,8 @@ class PointRun:
         reads: Sequence[Read | Combine],
         writes: Sequence[Write | None],
         body: PointBody[torch.Tensor] | None,
+        updated: Collection[int] = (),
+        state: State | None = None,
     ) -> None:
         """Prepare a point task.
 
@@ -60,30 +77,38 @@ class PointRun:
             names: buffer of each slot.
             reads: in the order of the body's operands.
             writes: in the order of its results.
-            body: None for a collective, whose result is its operand.
+            body: made for the destinations that `destinations` says; None for a collective, whose result is its operand.
+            updated: slots of the state that the step updates.
+            state: told when this task is about to do so.
         """
         self.task, self._values, self._names = task, values, names
-        self._simple = tuple(read.slot for read in reads if isinstance(read, Source) and read.index is None)
-        self._takes = None if len(self._simple) == len(reads) else [taker(read) for read in reads]
+        self._compute = _compute(reads, writes, body) if body else _collect(reads[0], writes[0])
         self._puts = [
-            (number, write, write.shape, write.slot, write.copies) for number, write in enumerate(writes) if write is not None
-        ]  # fmt: skip
-        self._num_results = len(writes)
-        self._body: Callable[..., tuple[torch.Tensor, ...]] = body.body if body else _identity
-        self._offsets = body.offsets if body else ()
+            (number, write, write.shape, write.slot, [(index, _source_taker(source)) for index, source in write.copies])
+            for number, write in enumerate(writes)
+            if write is not None and write.target is None
+        ]
+        self._num_results, put = len(writes), {number for number, *_ in self._puts}
+        at_risk = {number for number, read in enumerate(reads) if not updated.isdisjoint(slots_of(read))} if updated else set()
+        views = body.body.views if body and at_risk else ()
+        self._clones = [number for number, roots in enumerate(views) if roots & at_risk and number in put]
+        self._state = state or State()
+        self._updates = any(write.is_update for write in writes if write is not None)
         self.slots = tuple(dict.fromkeys(slot for read in reads for slot in slots_of(read)))
         self.frees: tuple[int, ...] = ()
         self.shares: tuple[tuple[int, ReadCount], ...] = ()
 
     def run(self) -> None:
-        """Run once. This and `_work` are what a task costs beside its body: written for speed.
+        """Run once. This and what it calls are what a task costs beside its body: written for speed.
 
         Raises:
             EngineError: naming the task and the user's line, if the body fails or something that it reads was not written.
         """
         values = self._values
         try:
-            self._work(values)
+            if self._updates:
+                self._state.changing = True
+            self._put(values, self._compute(values))
         except ManipleError:
             raise
         except Exception as error:
@@ -98,29 +123,72 @@ class PointRun:
             if count.is_last():
                 values[slot] = None
 
-    def _work(self, values: Slots) -> None:
-        if self._takes is None:
-            operands: list[Any] = [values[slot] for slot in self._simple]
-        else:
-            operands = [take(values) for take in self._takes]
-        if self._offsets:
-            operands += self._offsets
-        results = self._body(*operands)
+    def _put(self, values: Slots, results: Sequence[torch.Tensor]) -> None:
         if len(results) != self._num_results:
             what = f"task {self.task.name} made {len(results)} tensors; expected {self._num_results}"
             raise EngineError(what, where=self.task.location)
+        if self._clones:
+            results = [result.clone() if number in self._clones else result for number, result in enumerate(results)]
         for number, write, shape, slot, copies in self._puts:
             result = results[number]
             if result.shape != shape:
                 raise wrong_shape(self.task, write.buffer, tuple(result.shape), shape)
             if slot >= 0:
                 values[slot] = result
-            for index, target in copies:
-                values[target].copy_(result[index])  # type: ignore[union-attr]  # an allocation: always there
+            for index, take in copies:
+                take(values).copy_(result[index])
 
 
-def _identity(operand: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (operand,)
+def destinations(reads: Sequence[Read | Combine], writes: Sequence[Write | None]) -> Destinations:
+    """Return the results that a body can write where they belong.
+
+    An operand and a result that are the same state lie in the same part of it: lowering sees to that.
+    """
+    found = []
+    for number, write in enumerate(writes):
+        if write is not None and write.target is not None:
+            same = [at for at, read in enumerate(reads) if isinstance(read, Source) and read.slot == write.target.slot]
+            found.append(Destination(number, tuple(same) if write.is_update else ()))
+    return tuple(found)
+
+
+def _targets(writes: Sequence[Write | None]) -> list[Source]:
+    return [write.target for write in writes if write is not None and write.target is not None]
+
+
+def _compute(reads: Sequence[Read | Combine], writes: Sequence[Write | None], body: PointBody[torch.Tensor]) -> Compute:
+    """Return the function that runs a body on what is in the slots."""
+    function, offsets = body.body, body.offsets
+    sources = [*reads, *_targets(writes)]
+    if not offsets and all(isinstance(source, Source) and source.index is None for source in sources):
+        simple = tuple(source.slot for source in sources if isinstance(source, Source))
+        return lambda values: function(*[values[slot] for slot in simple])
+    takes, targets = [taker(read) for read in reads], [taker(target) for target in _targets(writes)]
+
+    def compute(values: Slots) -> Sequence[torch.Tensor]:
+        return function(*[take(values) for take in takes], *offsets, *[take(values) for take in targets])
+
+    return compute
+
+
+def _collect(read: Read | Combine, write: Write | None) -> Compute:
+    """Return the function that makes the result of a collective, where it belongs if that takes it whole."""
+    take = taker(read)
+    if write is None or write.target is None:
+        return lambda values: (take(values),)
+    target = _source_taker(write.target)
+    if not isinstance(read, Combine):
+        return lambda values: (target(values).copy_(take(values)),)
+    combiner, (first, second, *rest) = _COMBINERS[read.kind], [taker(partial) for partial in read.partials]
+
+    def combine(values: Slots) -> Sequence[torch.Tensor]:
+        result = target(values)
+        combiner(first(values), second(values), out=result)
+        for other in rest:
+            combiner(result, other(values), out=result)
+        return (result,)
+
+    return combine
 
 
 def slots_of(read: Read | Combine) -> Iterator[int]:

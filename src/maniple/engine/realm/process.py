@@ -11,6 +11,7 @@ from ctypes import CDLL, c_void_p, cast
 from typing import Final
 
 from maniple.base.errors import EngineError
+from maniple.engine.realm.allocator import keep_freed_memory
 from maniple.engine.realm.binding import FIRST_TASK, Runtime
 from maniple.engine.realm.library import load_realm, load_spawn_list
 from maniple.engine.realm.signals import handlers_kept
@@ -52,6 +53,7 @@ class Process:
     def _start(self, num_processors: int) -> None:
         if self._libraries is None:
             self._libraries = load_realm(), load_spawn_list()
+            keep_freed_memory()
             atexit.register(self._exit)
             os.register_at_fork(after_in_child=self._forked)
         realm, helper = self._libraries

@@ -104,10 +104,18 @@ class SpawnList:
         for at, priority in zip(self._at, priorities, strict=True):
             self._list[at].priority = priority
 
-    def run(self) -> bool:
+    @property
+    def stopped(self) -> bool:
+        """Whether the last run left out bodies."""
+        return bool(self._step.stopped)
+
+    def run(self, may_stop: Callable[[], bool] = lambda: True) -> bool:
         """Issue the list and wait for its end.
 
         If anything is raised meanwhile, such as KeyboardInterrupt, no further body begins; it passes on once those that run have ended.
+
+        Args:
+            may_stop: asked in that case; if it says no, all bodies run to the end before it passes on.
 
         Returns:
             Whether every body said that all went well.
@@ -121,7 +129,8 @@ class SpawnList:
             self.issued_ns = time.perf_counter_ns()
             self.runtime.wait(self._step.done)
         except BaseException:
-            self._step.stopped = 1
+            if may_stop():
+                self._step.stopped = 1
             self._drain()
             raise
         return not self._step.stopped

@@ -28,12 +28,14 @@ MAX_DEVICES: Final = 4096
 
 
 class ReferenceEngine:
-    """All devices in one process, sequential: the semantics of task graphs.
+    """All devices in one process, sequential: the semantics of task graphs. State is never updated in place.
 
     Args:
         compile_body: makes the body of a local program.
         rng: picks the next point task among those that may run; None takes them in program order.
     """
+
+    state_changed = False
 
     def __init__(self, compile_body: CompileBody[torch.Tensor], rng: random.Random | None = None) -> None:
         """Make an engine that has compiled nothing yet."""

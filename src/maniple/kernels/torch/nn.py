@@ -65,6 +65,10 @@ def _pick_grad(op: Op, x: Sequence[str]) -> str:
     return f"pick_grad({x[0]}, {_indices(op, x[1])}, {width}, {where})"
 
 
+def _cross_entropy_grad(op: Op, x: Sequence[str]) -> str:
+    return f"cross_entropy_grad({x[0]}, {_indices(op, x[1])}, {x[2]}, {op.integer('ignore_index')})"
+
+
 def _attention_attrs(op: Op) -> str:
     return f"causal={literal(op.attr('causal'))}, scale={literal(op.attr('scale'))}"
 
@@ -178,6 +182,7 @@ NN: Final[Mapping[str, Emit]] = {
     "embedding_grad": _or_zeros(_embedding_grad),
     "pick": _or_zeros(_pick),
     "pick_grad": _or_zeros(_pick_grad),
+    "cross_entropy_grad": _cross_entropy_grad,  # made by `fuse`
     "attention": _or_zeros(_attention),
     "attention_grad": _or_zeros(_attention_grad),
     "softmax": _or_zeros(_softmax("softmax")),
@@ -205,6 +210,7 @@ NN_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = {
     "embedding_shard_grad": functions.embedding_shard_grad,
     "pick": functions.pick,
     "pick_grad": functions.pick_grad,
+    "cross_entropy_grad": functions.cross_entropy_grad,
     "attention": functions.attention,
     "attention_grad": functions.attention_grad,
     "layer_norm": functions.layer_norm,

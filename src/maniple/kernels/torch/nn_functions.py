@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,10 @@ def embedding_shard_grad(grad: Tensor, ids: Tensor, rows: int, padding_idx: int,
     return dtable[:rows]
 
 
+_ROWS_ELEMENTS: Final = 1 << 16
+"""Elements that loops over rows take at a time."""
+
+
 def _targets(labels: Tensor, width: int, ignore_index: int, start: int, *, is_shard: bool) -> tuple[Tensor, Tensor]:
     """Return labels as columns of this shard, 0 where there is none, and where there is none."""
     absent = labels == ignore_index
@@ -58,6 +64,26 @@ def pick_grad(grad: Tensor, labels: Tensor, width: int, ignore_index: int, start
     local, absent = _targets(labels, width, ignore_index, start, is_shard=is_shard)
     dx = grad.new_zeros((*grad.shape, width))
     return dx.scatter_(-1, local.unsqueeze(-1), grad.masked_fill(absent, 0).unsqueeze(-1))
+
+
+def cross_entropy_grad(grad: Tensor, labels: Tensor, y: Tensor, ignore_index: int) -> Tensor:
+    """Return the gradient of `pick(log_softmax(logits), labels)` with respect to the logits, some rows at a time to stay in cache.
+
+    Args:
+        grad: `[n]`, of the picked values.
+        labels: i64 `[n]`.
+        y: `[n, v]`, the log-softmax.
+        ignore_index: the label that counts for nothing.
+    """
+    local, absent = _targets(labels, y.shape[1], ignore_index, 0, is_shard=False)
+    column = grad.masked_fill(absent, 0).unsqueeze(1)
+    dx = torch.empty_like(y, memory_format=torch.contiguous_format)
+    rows = max(1, _ROWS_ELEMENTS // y.shape[1])
+    for out, part, g, at in zip(dx.split(rows), y.split(rows), column.split(rows), local.unsqueeze(1).split(rows), strict=True):
+        torch.exp(part, out=out)
+        out.mul_(g.neg())
+        out.scatter_add_(1, at, g)
+    return dx
 
 
 def _wide(x: Tensor) -> Tensor:
