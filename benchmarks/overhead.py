@@ -66,7 +66,7 @@ def chain(length: int) -> TaskGraph:
     return graph
 
 
-def identity(_: LocalProgram) -> Callable[..., tuple[torch.Tensor, ...]]:
+def identity(*_: object) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Return a body that returns its operand."""
     return lambda operand: (operand,)
 

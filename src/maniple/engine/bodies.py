@@ -50,7 +50,7 @@ class Bodies(Generic[Tensor]):
             shapes = (task.segment, local_shapes(fragment, mesh, point), destinations)
             local = localize(fragment, mesh, point)
             if shapes not in self._by_shape:
-                self._by_shape[shapes] = self._compile(local, destinations)
+                self._by_shape[shapes] = self._compile(local, destinations) if destinations else self._compile(local)
             self._at_point[key] = PointBody(self._by_shape[shapes], tuple(offset.at(mesh, point) for offset in local.offsets))
         return self._at_point[key]
 

@@ -157,7 +157,7 @@ class Maker:
         return named
 
 
-def random_program(seed: int, mesh: Mesh, num_ops: int) -> Program:
+def random_program(seed: int, mesh: Mesh, num_ops: int, *, new_state: bool = True) -> Program:
     """Return a sharded program of about `num_ops` ops over `mesh`."""
     maker = Maker(mesh, random.Random(seed))
     for _ in range(maker.rng.randint(1, 3)):
@@ -169,7 +169,7 @@ def random_program(seed: int, mesh: Mesh, num_ops: int) -> Program:
         maker.rng.choice(steps)(maker.pick())
     chosen = maker.rng.sample(maker.values, min(len(maker.values), 4))
     outputs = dict.fromkeys((*chosen, maker.values[-1]))
-    named = maker.new_state(list(outputs))
+    named = maker.new_state(list(outputs)) if new_state else {}
     return Program(tuple(maker.inputs), tuple(maker.ops), tuple(Output(v, named.get(v, f"result.{v.name}")) for v in outputs))
 
 

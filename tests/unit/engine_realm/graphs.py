@@ -6,17 +6,17 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from random_programs import random_inputs, random_program
 
 from maniple.ir import parse_program
-from maniple.kernels.torch import compile_program
+from maniple.kernels.torch import Body, compile_program
 from maniple.lower import lower
 from maniple.mesh import Mesh
-from maniple.ops.localize import LocalProgram
+from maniple.ops.localize import Destination, LocalProgram
 from maniple.taskgraph import TaskGraph
 
 TEXT = """
@@ -30,7 +30,22 @@ program {
   out %u "u"
 }
 """
-Body = Callable[..., tuple[torch.Tensor, ...]]
+
+
+@dataclass
+class Wrapped:
+    """A body and what is done before it."""
+
+    body: Body
+    before: Callable[[], None]
+
+    @property
+    def views(self) -> tuple[frozenset[int], ...]:
+        return self.body.views
+
+    def __call__(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.before()
+        return self.body(*operands)
 
 
 def small_graph(mesh: str, *shared: str) -> TaskGraph:
@@ -39,6 +54,17 @@ def small_graph(mesh: str, *shared: str) -> TaskGraph:
 
 def small_inputs() -> dict[str, torch.Tensor]:
     return {"w": torch.arange(5.0, dtype=torch.float64), "u": torch.full((5,), 2.0, dtype=torch.float64)}
+
+
+def fresh(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies: a step updates state where it lies."""
+    return {name: tensor.clone() for name, tensor in inputs.items()}
+
+
+def updated(graph: TaskGraph) -> set[str]:
+    """Return the names of the inputs that the tasks write to."""
+    buffers = {access.buffer for task in graph.tasks for access in task.accesses if access.privilege == "write"}
+    return {name for buffer, name in graph.inputs if buffer in buffers}
 
 
 def random_graph(seed: int, mesh_text: str, num_ops: int = 20) -> tuple[TaskGraph, dict[str, torch.Tensor]]:
@@ -55,14 +81,11 @@ class Delays:
     rng: random.Random
     longest_s: float = 0.002
 
-    def compile(self, local: LocalProgram) -> Body:
-        body = compile_program(local)
+    def compile(self, local: LocalProgram, destinations: Sequence[Destination] = ()) -> Wrapped:
+        return Wrapped(compile_program(local, destinations), self.sleep)
 
-        def run(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            time.sleep(self.rng.choice((0.0, 0.0, self.rng.random() * self.longest_s)))
-            return body(*operands)
-
-        return run
+    def sleep(self) -> None:
+        time.sleep(self.rng.choice((0.0, 0.0, self.rng.random() * self.longest_s)))
 
 
 @dataclass
@@ -79,17 +102,14 @@ class Failing:
     calls: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def compile(self, local: LocalProgram) -> Body:
-        body = compile_program(local)
+    def compile(self, local: LocalProgram, destinations: Sequence[Destination] = ()) -> Wrapped:
+        return Wrapped(compile_program(local, destinations), self.count)
 
-        def run(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            with self.lock:
-                number, self.calls = self.calls, self.calls + 1
-            if number == self.at:
-                raise self.error
-            return body(*operands)
-
-        return run
+    def count(self) -> None:
+        with self.lock:
+            number, self.calls = self.calls, self.calls + 1
+        if number == self.at:
+            raise self.error
 
 
 def same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> bool:

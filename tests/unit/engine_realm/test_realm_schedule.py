@@ -16,7 +16,7 @@ from maniple.engine.realm.process import PROCESS
 from maniple.engine.realm.schedule import PointTask, schedule
 from maniple.engine.realm.spawn_list import Spawn, SpawnList
 from maniple.kernels.torch import compile_program
-from maniple.ops.localize import LocalProgram
+from maniple.ops.localize import Destination, LocalProgram
 from maniple.taskgraph import TaskGraph
 from maniple.taskgraph.regions import Memory
 
@@ -119,8 +119,8 @@ def test_processors_are_distinct_threads_and_devices_take_turns() -> None:
 def test_state_is_read_as_views_and_pieces_are_not_copied() -> None:
     seen: list[int] = []
 
-    def spy(local: LocalProgram) -> object:
-        body = compile_program(local)
+    def spy(local: LocalProgram, destinations: tuple[Destination, ...] = ()) -> object:
+        body = compile_program(local, destinations)
 
         def run(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
             seen.extend(x.untyped_storage().data_ptr() for x in operands)
