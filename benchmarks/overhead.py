@@ -35,7 +35,6 @@ from maniple.engine.realm.spawn_list import Spawn, SpawnList
 from maniple.ir import parse_program
 from maniple.lower import lower
 from maniple.mesh import Mesh
-from maniple.ops.localize import LocalProgram
 from maniple.taskgraph import TaskGraph
 from maniple.trace import Trace
 
@@ -68,7 +67,7 @@ def chain(length: int) -> TaskGraph:
 
 def identity(*_: object) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Return a body that returns its operand."""
-    return lambda operand: (operand,)
+    return lambda *operands: (operands[-1],)  # a destination comes last
 
 
 def maniple_us(length: int, repeats: int) -> dict[str, float]:

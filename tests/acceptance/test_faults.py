@@ -54,7 +54,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
 def lowered(plan: Plan, program: Program) -> Plan:
     """Return the plan with another sharded program."""
     sharded = Sharded(program, plan.sharded.mesh, plan.sharded.layouts, plan.sharded.solution)
-    return Plan(plan.program, sharded, lower(program, plan.sharded.mesh, plan.graph.shared))
+    return Plan(plan.program, sharded, program, lower(program, plan.sharded.mesh, plan.graph.shared))
 
 
 def state_of(name: str) -> set[str]:

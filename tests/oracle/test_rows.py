@@ -18,6 +18,7 @@ from samples_nn import NN_SAMPLES
 
 from maniple.base.types import TensorType
 from maniple.ir.program import Op, Output, Program, Value, sorted_attrs
+from maniple.kernels.torch.compile import VIEWS
 from maniple.mesh import AxisPart, Mesh, Sharding
 from maniple.ops import CATALOG, Builder, FactorRule, definition
 from maniple.ops.collectives import COMMUNICATING, LOCAL
@@ -105,6 +106,19 @@ def test_blocks(sample: Sample) -> None:
         alone = all(dim == (factor,) for dim in dims if factor in dim)
         if alone and rule.sizes[factor] % 2 == 0 and factor not in row.offsets(op):
             check(sample, Mesh((("x", 2),)), {factor: (AxisPart("x", blocks=2),)})
+
+
+@every_sample
+def test_only_known_ops_return_views(sample: Sample) -> None:
+    values = sample.draw()
+    operands = arguments(sample, values)
+    memory = {x.untyped_storage().data_ptr(): n for n, x in enumerate(operands) if isinstance(x, torch.Tensor) and x.numel()}
+    shared = {
+        memory[y.untyped_storage().data_ptr()]
+        for y in run(program_of(make_op(sample)), operands)
+        if y.untyped_storage().data_ptr() in memory
+    }
+    assert shared <= ({0} if sample.name in VIEWS else set())
 
 
 def linear_sets(sample: Sample) -> Sequence[frozenset[int]]:

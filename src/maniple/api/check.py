@@ -113,7 +113,7 @@ def _report(config: CheckConfig, engine: str, step: Step, comparison: Comparison
         state_bytes_per_device_ratio=ratios["state"],
         parameter_bytes_per_device_ratio=ratios["parameter"],
         optimizer_bytes_per_device_ratio=ratios["optimizer"],
-        replicated_ops=dict(Counter(op.name for op in undivided(program, mesh)).most_common()),
+        replicated_ops=dict(Counter(op.name for op in undivided(compiled.plan.divided, mesh)).most_common()),
         collectives={kind: Traffic(entry["count"], entry["bytes"]) for kind, entry in totals(program, mesh).items()},
         capture_s=capture_s,
         compile_s=compile_s,
@@ -132,7 +132,7 @@ def _report(config: CheckConfig, engine: str, step: Step, comparison: Comparison
 def flops_ratio(compiled: Compiled, mesh: Mesh) -> float:
     """Return the FLOPs of the busiest device over those of the step on one device."""
     whole = program_flops(compiled.plan.program, Mesh())
-    return program_flops(compiled.plan.sharded.program, mesh) / max(whole, 1)
+    return program_flops(compiled.plan.divided, mesh) / max(whole, 1)
 
 
 def state_ratios(program: Program, mesh: Mesh) -> dict[str, float]:

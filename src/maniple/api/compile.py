@@ -25,12 +25,14 @@ class Plan:
 
     Attributes:
         program: as captured, after clean-up.
-        sharded: the same with a layout on every value.
-        graph: the same as tasks.
+        sharded: the same with a layout on every value. Its collectives are what devices with memory of their own communicate.
+        divided: the same with repeated work divided over shared memory.
+        graph: that as tasks.
     """
 
     program: Program
     sharded: Sharded
+    divided: Program
     graph: TaskGraph
 
     @property
@@ -45,6 +47,7 @@ class Plan:
             lambda: check_program(self.program),
             lambda: check_program(self.sharded.program),
             lambda: verify_sharded(self.sharded.program, self.sharded.mesh),
+            *([lambda: check_program(self.divided), lambda: verify_sharded(self.divided, self.sharded.mesh)] if self.graph.shared else []),
             lambda: check_dependences(self.graph),
         )
         return tuple(problem for check in checks for problem in _problem(check))
@@ -71,5 +74,6 @@ def compile_program(program: Program, strategy: Strategy, shared: tuple[str, ...
     """
     clean = dce(cse(program))
     sharded = shard(clean, strategy)
-    divided = dce(divide(sharded.program, strategy.mesh, shared))
-    return Plan(clean, replace(sharded, program=divided), lower(divided, strategy.mesh, shared))
+    sharded = replace(sharded, program=dce(sharded.program))
+    divided = dce(divide(sharded.program, strategy.mesh, shared)) if shared else sharded.program
+    return Plan(clean, sharded, divided, lower(divided, strategy.mesh, shared))

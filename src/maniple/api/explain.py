@@ -39,7 +39,7 @@ def explain(config: ExplainConfig, listener: Listener = ignore) -> ExplainReport
         num_ops=len(sharded.ops),
         num_tasks=len(plan.graph.tasks),
         communication=tuple(_rows(plan)),
-        replicated_ops=dict(Counter(op.name for op in undivided(sharded, plan.sharded.mesh)).most_common()),
+        replicated_ops=dict(Counter(op.name for op in undivided(plan.divided, plan.sharded.mesh)).most_common()),
     )
 
 

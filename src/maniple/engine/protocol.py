@@ -64,8 +64,9 @@ class Engine(Protocol[Tensor]):
             trace: what to record in: every point task that ran, and what the runtime did beside them. None costs nothing per task.
 
         Returns:
-            A whole tensor for each of the graph's outputs, by name. State that was updated in place is the tensor that was given; the others
-            share memory neither with `inputs` nor with one another, and the caller copies those that are new state to where the user sees it.
+            A whole tensor for each of the graph's outputs, by name. State that was updated in place is the tensor that was given. The
+            others share memory neither with `inputs` nor with one another; those that are new state the caller copies to where the user
+            sees it.
 
         Raises:
             EngineError: naming the task and the user's line. `state_changed` then tells whether state in `inputs` was written to.
@@ -74,7 +75,7 @@ class Engine(Protocol[Tensor]):
         """
 
 
-class Interrupted(BaseException):  # noqa: N818  # like KeyboardInterrupt, which it stands for
+class Interrupted(BaseException):  # like KeyboardInterrupt, which it stands for
     """Ctrl-C arrived while state was being updated, and the step has come to its end since.
 
     Attributes:

@@ -59,7 +59,7 @@ class Binding:
             names: of state, as inputs of the program.
         """
         found = {name: tensor for name, tensor in self.captured.state().items() if name in names}
-        return StateVersions({name: (weakref.ref(tensor), tensor._version) for name, tensor in found.items()})  # noqa: SLF001  # public in all but name
+        return StateVersions({name: (weakref.ref(tensor), tensor._version) for name, tensor in found.items()})  # public in all but name
 
     def result(self, outputs: Mapping[str, Tensor]) -> object:
         """Return what the user's step returns."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -66,7 +66,7 @@ class PointRun:
         reads: Sequence[Read | Combine],
         writes: Sequence[Write | None],
         body: PointBody[torch.Tensor] | None,
-        updated: Collection[int] = (),
+        updated: Set[int] = frozenset(),
         state: State | None = None,
     ) -> None:
         """Prepare a point task.
@@ -89,7 +89,7 @@ class PointRun:
             if write is not None and write.target is None
         ]
         self._num_results, put = len(writes), {number for number, *_ in self._puts}
-        at_risk = {number for number, read in enumerate(reads) if not updated.isdisjoint(slots_of(read))} if updated else set()
+        at_risk = {number for number, read in enumerate(reads) if not updated.isdisjoint(slots_of(read))}
         views = body.body.views if body and at_risk else ()
         self._clones = [number for number, roots in enumerate(views) if roots & at_risk and number in put]
         self._state = state or State()
