@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,8 +18,8 @@ from training_harness import STRATEGIES, assert_same, batch_of, made, pair, run,
 import maniple
 from maniple.base.errors import EngineError, ManipleError
 from maniple.kernels import torch as kernels
-from maniple.kernels.torch import compile_program
-from maniple.ops.localize import LocalProgram
+from maniple.kernels.torch import Body, compile_program
+from maniple.ops.localize import Destination, LocalProgram
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -202,8 +202,8 @@ class Falling:
     def __init__(self) -> None:
         self.at, self.calls, self.lock = -1, 0, threading.Lock()
 
-    def compile(self, local: LocalProgram) -> Callable[..., Any]:
-        body = compile_program(local)
+    def compile(self, local: LocalProgram, destinations: Sequence[Destination] = ()) -> Body:
+        body = compile_program(local, destinations)
 
         def run(*operands: Any) -> Any:
             with self.lock:
@@ -212,7 +212,7 @@ class Falling:
                 raise RuntimeError("the device fell over")
             return body(*operands)
 
-        return run
+        return Body(body.source, run, body.views)
 
     def count(self, call: Callable[[], Any]) -> int:
         """Return how many calls of bodies `call` makes."""
@@ -224,7 +224,7 @@ class Falling:
 @pytest.mark.parametrize("engine", ["reference", "realm:2"])
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("at", [0, 5, -1])
-def test_a_body_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch, engine: str, steps: int, at: int) -> None:
+def test_a_body_that_fails_changes_nothing_or_is_told(monkeypatch: pytest.MonkeyPatch, engine: str, steps: int, at: int) -> None:
     """Some devices have run a task, even the update, when another fails."""
     bodies = Falling()
     monkeypatch.setattr(kernels, "compile_program", bodies.compile)
@@ -232,12 +232,18 @@ def test_a_body_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch, engi
     twin = run(copy.deepcopy(mine), copy.deepcopy(theirs), "dp=2", steps=steps, engine=engine)
     number = bodies.count(lambda: twin(batch_of(5)))
     step = run(mine, theirs, "dp=2", steps=steps, engine=engine)
-    before = snapshot(*mine)
+    before, saved = snapshot(*mine), [copy.deepcopy(x.state_dict()) for x in mine]
     bodies.calls, bodies.at = 0, at % number
     assert number >= 6
     with pytest.raises(EngineError, match="fell over"):
         step(batch_of(5))
     bodies.at = -1
+    assert step.engine.state_changed == (engine == "realm:2" and at != 0)
+    if step.engine.state_changed:
+        with pytest.raises(EngineError, match="may be old or new"):
+            step(batch_of(5))
+        for x, state in zip(mine, saved, strict=True):
+            x.load_state_dict(state)
     assert_untouched(before, *mine)
     assert step.num_steps == steps
     torch.testing.assert_close(step(batch_of(5)), train_step(*theirs, batch_of(5)).detach(), rtol=1e-10, atol=0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final
 
@@ -66,7 +67,7 @@ class PointRun:
         reads: Sequence[Read | Combine],
         writes: Sequence[Write | None],
         body: PointBody[torch.Tensor] | None,
-        updated: Set[int] = frozenset(),
+        updated: AbstractSet[int] = frozenset(),
         state: State | None = None,
     ) -> None:
         """Prepare a point task.
