@@ -16,7 +16,6 @@ FIRST_TASK: Final = 4
 """The first task id that Realm does not use itself."""
 
 _LATENCY_CORE: Final = 2
-_NO_RUNTIME: Final = -3002
 _SLICE_NS: Final = 50_000_000
 _STATUS: Final = {
     -1: "error", -2: "invalid parameter", -3001: "invalid runtime", -3002: "not initialized", -6001: "invalid processor",
@@ -24,16 +23,6 @@ _STATUS: Final = {
 }  # fmt: skip
 _ARGUMENTS: Final = {
     "realm_get_library_version": [POINTER(c_char_p)],
-    "realm_runtime_create": [POINTER(c_void_p)],
-    "realm_runtime_get_runtime": [POINTER(c_void_p)],
-    "realm_runtime_init": [c_void_p, POINTER(c_int), POINTER(POINTER(c_char_p))],
-    "realm_runtime_signal_shutdown": [c_void_p, Handle, c_int],
-    "realm_runtime_wait_for_shutdown": [c_void_p],
-    "realm_runtime_destroy": [c_void_p],
-    "realm_processor_query_create": [c_void_p, POINTER(c_void_p)],
-    "realm_processor_query_restrict_to_kind": [c_void_p, c_int],
-    "realm_processor_query_iter": [c_void_p, c_void_p, c_void_p, c_size_t],
-    "realm_processor_query_destroy": [c_void_p],
     "realm_processor_register_task_by_kind": [c_void_p, c_int, c_int, c_uint, c_void_p, c_void_p, c_size_t, POINTER(Handle)],
     "realm_processor_spawn": [c_void_p, Handle, c_uint, c_void_p, c_size_t, c_void_p, Handle, c_int, POINTER(Handle)],
     "realm_event_wait": [c_void_p, Handle, c_int64, POINTER(c_int)],
@@ -46,65 +35,28 @@ _ARGUMENTS: Final = {
     "realm_region_instance_copy": [c_void_p, c_void_p, c_void_p, Handle, c_int, POINTER(Handle)],
     "realm_region_instance_destroy": [c_void_p, Handle, Handle],
 }
-_Visit = ctypes.CFUNCTYPE(c_int, Handle, c_void_p)
 
 
 class Runtime:
-    """A running Realm runtime. A process may have one at a time.
+    """A running Realm runtime. A process may have one at a time; see `Lifecycle`.
 
     Attributes:
         pointer: Realm's own handle of it.
         processors: handles of its CPU processors, each a thread of its own.
     """
 
-    def __init__(self, library: ctypes.CDLL, num_processors: int) -> None:
-        """Start a runtime.
+    def __init__(self, library: ctypes.CDLL, pointer: int, processors: tuple[int, ...]) -> None:
+        """Take a runtime that runs.
 
         Args:
             library: Realm.
-            num_processors: may be more than there are cores.
-
-        Raises:
-            EngineError: if the process has a Realm runtime already, such as Legate's, or Realm does not start.
+            pointer: Realm's handle of it.
+            processors: handles of its CPU processors.
         """
-        self.library = library
+        self.library, self.pointer, self.processors = library, c_void_p(pointer), processors
         for name, arguments in _ARGUMENTS.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, c_int
-        self.pointer = c_void_p()
-        if library.realm_runtime_get_runtime(byref(self.pointer)) != _NO_RUNTIME:
-            raise EngineError("this process has a Realm runtime already: Legate's or Legion's", hint="run Maniple in a process of its own")
-        self.call("realm_runtime_create", byref(self.pointer))
-        self._init(num_processors)
-        try:
-            self.processors = self._find_processors(num_processors)
-        except BaseException:
-            self.close()
-            raise
-
-    def _init(self, num_processors: int) -> None:
-        # csize 0: memory is torch's. Kernel threads: Python needs them. Levels: that there is no GPU, and that cores are not reserved,
-        # is no news; errors of other parts are printed.
-        words = ["maniple", "-ll:cpu", str(num_processors), "-ll:util", "0", "-ll:csize", "0", "-ll:gpu", "0", "-ll:force_kthreads"]
-        words += ["-level", "gpu=6,threads=6"]
-        number = c_int(len(words))
-        array = (c_char_p * (len(words) + 1))(*(word.encode() for word in words), None)
-        self.call("realm_runtime_init", self.pointer, byref(number), byref(ctypes.cast(array, POINTER(c_char_p))))
-
-    def _find_processors(self, num_processors: int) -> tuple[int, ...]:
-        query, found = c_void_p(), list[int]()
-
-        def visit(processor: int, _: int | None) -> int:
-            found.append(processor)
-            return 0
-
-        self.call("realm_processor_query_create", self.pointer, byref(query))
-        self.call("realm_processor_query_restrict_to_kind", query, _LATENCY_CORE)
-        self.call("realm_processor_query_iter", query, _Visit(visit), None, num_processors)
-        self.call("realm_processor_query_destroy", query)
-        if len(found) != num_processors:
-            raise EngineError(f"Realm made {len(found)} processors; expected {num_processors}")
-        return tuple(found)
 
     @property
     def version(self) -> str:
@@ -178,12 +130,6 @@ class Runtime:
         poisoned = c_int()
         while not self.has_triggered(event):
             self.call("realm_event_wait", self.pointer, event, _SLICE_NS, byref(poisoned))
-
-    def close(self) -> None:
-        """Shut down. No task may be left."""
-        self.call("realm_runtime_signal_shutdown", self.pointer, 0, 0)
-        self.call("realm_runtime_wait_for_shutdown", self.pointer)
-        self.call("realm_runtime_destroy", self.pointer)
 
 
 def failed(what: str, status: int) -> EngineError:

@@ -1,4 +1,4 @@
-"""Finds Realm inside the installed legate wheel, and builds the two small libraries that go with it.
+"""Finds Realm inside the installed legate wheel, and builds the small libraries that go with it.
 
 What is built is kept in the user's cache folder, under a name that says what it was built from and by which compiler.
 """
@@ -56,13 +56,13 @@ def load_realm() -> ctypes.CDLL:
     return _load(path, ctypes.RTLD_LOCAL)
 
 
-def load_spawn_list() -> ctypes.CDLL:
-    """Return the helper that issues spawn lists, built if need be.
+def load_helper(source: str) -> ctypes.CDLL:
+    """Return the library of a C file of this package, built if need be.
 
     Raises:
         EngineError: if it does not build or load.
     """
-    return _load(build("spawn_list.c", _version()), ctypes.RTLD_LOCAL)
+    return _load(build(source, _version()), ctypes.RTLD_LOCAL)
 
 
 def build(source: str, version: str, soname: str = "") -> Path:
@@ -109,7 +109,11 @@ def _compile(compiler: Path, text: bytes, target: Path, soname: str) -> None:
             [str(compiler), *_FLAGS, *named, "-o", str(made), str(source)], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise EngineError(f"{compiler} does not compile {target.stem}:\n{done.stderr.strip()}", hint="is it a working C compiler?")
+            raise EngineError(
+                f"engine 'realm' needs a C compiler when it is first used, and {compiler} does not compile {target.stem}:\n"
+                f"{done.stderr.strip()}",
+                hint="install gcc or clang, or set CC; engine 'reference' needs none",
+            )
         made.replace(target)  # at once, so that another process finds all of it or nothing
 
 
@@ -119,7 +123,10 @@ def _compiler() -> Path:
         found = shutil.which(name)
         if found:
             return Path(found).resolve()
-    raise EngineError("engine 'realm' needs a C compiler once, and there is none", hint="install gcc or clang, or set CC")
+    raise EngineError(
+        "engine 'realm' needs a C compiler when it is first used, and there is none",
+        hint="install gcc or clang, or set CC; engine 'reference' needs none",
+    )
 
 
 def _has_driver() -> bool:
@@ -134,7 +141,8 @@ def _load(path: Path, mode: int) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path), mode=mode)
     except OSError as error:
-        raise EngineError(f"cannot load {path.name}: {error}") from error
+        hint = "pip install --force-reinstall 'maniple[realm]'; or engine 'reference'"
+        raise EngineError(f"cannot load {path.name}: {error}", hint=hint) from error
 
 
 def _version() -> str:

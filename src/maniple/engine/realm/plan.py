@@ -112,6 +112,7 @@ class Plan:
         if self._list is None or self._list.runtime is not runtime:
             spawns = [Spawn(point.device, point.after) for point in self._points]
             self._list = SpawnList(runtime, helper, num_processors, spawns, self._call)
+        self._list.settle()  # what is left of a step that was interrupted twice
         if rng is not None:
             self._list.prioritize([rng.randrange(1000) for _ in self._points])
         with span(trace, "place inputs"):

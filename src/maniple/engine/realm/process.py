@@ -12,9 +12,9 @@ from typing import Final
 
 from maniple.base.errors import EngineError
 from maniple.engine.realm.allocator import keep_freed_memory
-from maniple.engine.realm.binding import FIRST_TASK, Runtime
-from maniple.engine.realm.library import load_realm, load_spawn_list
-from maniple.engine.realm.signals import handlers_kept
+from maniple.engine.realm.binding import Runtime
+from maniple.engine.realm.library import load_helper, load_realm
+from maniple.engine.realm.lifecycle import Lifecycle
 
 _EXIT_S: Final = 10.0
 """Seconds that leaving the interpreter waits for a step of another thread."""
@@ -26,15 +26,14 @@ class Process:
     def __init__(self) -> None:
         """Start nothing yet."""
         self._lock = threading.RLock()
-        self._libraries: tuple[CDLL, CDLL] | None = None
-        self._runtime: Runtime | None = None
+        self._loaded: tuple[Lifecycle, CDLL] | None = None
         self._lost = False
 
     @contextmanager
     def runtime(self, num_processors: int) -> Iterator[tuple[Runtime, CDLL]]:
         """Hold the runtime, with at least `num_processors` processors, and the spawn list helper, whose task is `FIRST_TASK`.
 
-        Realm cannot add processors: for more than there are it is shut down and started again.
+        Whatever a signal handler raises meanwhile, such as KeyboardInterrupt, the next use finds Realm up or starts it.
 
         Raises:
             EngineError: if Realm cannot be had, with the reason.
@@ -43,31 +42,23 @@ class Process:
             what = "this process was forked from one in which Realm runs, and Realm does not live on in the child"
             raise EngineError(what, hint="run steps in the parent only, or start the process by 'spawn'")
         with self._lock:
-            if self._runtime is None or len(self._runtime.processors) < num_processors:
-                self.close()
-                self._start(num_processors)
-            assert self._runtime is not None
-            assert self._libraries is not None
-            yield self._runtime, self._libraries[1]
+            lifecycle, helper = self._loaded or self._load()
+            yield lifecycle.runtime(num_processors), helper
 
-    def _start(self, num_processors: int) -> None:
-        if self._libraries is None:
-            self._libraries = load_realm(), load_spawn_list()
-            keep_freed_memory()
-            atexit.register(self._exit)
-            os.register_at_fork(after_in_child=self._forked)
-        realm, helper = self._libraries
-        with handlers_kept(defaults=False):
-            self._runtime = Runtime(realm, num_processors)
-        self._runtime.register(FIRST_TASK, cast(helper.maniple_run, c_void_p).value or 0)
+    def _load(self) -> tuple[Lifecycle, CDLL]:
+        realm, helper = load_realm(), load_helper("spawn_list.c")
+        lifecycle = Lifecycle(realm, load_helper("lifecycle.c"), cast(helper.maniple_run, c_void_p).value or 0)
+        keep_freed_memory()
+        atexit.register(self._exit)
+        os.register_at_fork(after_in_child=self._forked)
+        self._loaded = lifecycle, helper  # last: what is interrupted before is done again
+        return self._loaded
 
     def close(self) -> None:
         """Shut the runtime down, if there is one; the next use starts it again."""
         with self._lock:
-            runtime, self._runtime = self._runtime, None
-            if runtime is not None:
-                with handlers_kept(defaults=True):
-                    runtime.close()
+            if self._loaded:
+                self._loaded[0].stop()
 
     def _exit(self) -> None:
         if not self._lost and self._lock.acquire(timeout=_EXIT_S):
@@ -77,7 +68,7 @@ class Process:
                 self._lock.release()
 
     def _forked(self) -> None:
-        self._lost = self._lost or self._runtime is not None
+        self._lost = self._lost or (self._loaded is not None and self._loaded[0].is_up)
         self._lock = threading.RLock()  # another thread of the parent may have held the old one
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_int, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 
+from maniple.base.errors import EngineError
 from maniple.engine.realm.binding import FIRST_TASK, Handle, Runtime, failed
 
 _Body = ctypes.CFUNCTYPE(c_int, c_int64)
@@ -128,10 +129,11 @@ class SpawnList:
             self._issue_all()
             self.issued_ns = time.perf_counter_ns()
             self.runtime.wait(self._step.done)
+            self._step.done = 0
         except BaseException:
             if may_stop():
                 self._step.stopped = 1
-            self._drain()
+            self.settle()
             raise
         return not self._step.stopped
 
@@ -141,11 +143,20 @@ class SpawnList:
         if status:
             raise failed(f"spawning task {failed_at.value} of {self.num_instructions}", status)
 
-    def _drain(self) -> None:
-        """Wait for what was issued, whatever signals arrive: its bodies use what the caller is about to free."""
+    def settle(self) -> None:
+        """Wait for the bodies that run: they use what the caller is about to free.
+
+        What signal handlers raise meanwhile is passed on afterwards. If even that is interrupted, call it again before the next step;
+        after a step that came to its end there is nothing to wait for.
+        """
+        raised: BaseException | None = None
         while self._step.done:
             try:
                 self.runtime.wait(self._step.done)
-            except KeyboardInterrupt:
-                continue
-            return
+                self._step.done = 0
+            except EngineError:  # given up: nothing of it runs
+                self._step.done = 0
+            except BaseException as error:  # noqa: BLE001  # kept until nothing runs
+                raised = error
+        if raised is not None:
+            raise raised
