@@ -10,13 +10,8 @@ from maniple.base.errors import EngineError
 from maniple.cli.app import app
 from maniple.commands import CheckConfig, WorkloadConfig
 
-CASES = [
-    *(("mlp", strategy, "realm") for strategy in ("", "dp=2", "tp=3", "dp=2 tp=2 zero=3", "dp=8 zero=1")),
-    ("mlp", "dp=4 zero=2", "realm:1"),
-    ("mlp", "dp=3", "realm:4"),  # batches of 3 ways: uneven shards
-    ("gpt2", "dp=2 tp=2 zero=3", "realm"),
-    ("gpt2", "tp=2", "realm:4"),
-]
+# what the table of the acceptance tests leaves out: one device, three ways of a batch and of weights, more devices than processors
+CASES = [("mlp", "", "realm"), ("mlp", "tp=3", "realm"), ("mlp", "dp=8 zero=1", "realm:3"), ("mlp", "dp=3", "realm:4")]
 
 
 @pytest.mark.parametrize(("model", "strategy", "engine"), CASES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from maniple.base.errors import EngineError
 from maniple.engine.realm import RealmEngine
+from maniple.engine.realm.library import build
 from maniple.engine.realm.process import PROCESS
 from maniple.kernels.torch import compile_program
 
@@ -41,6 +43,21 @@ WAYS: dict[str, tuple[str, int]] = {
         "exit_at_sigterm(); threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start(); run(slow)", 6,
     ),
     "a_daemon_thread_runs_steps": ("threading.Thread(target=forever, daemon=True).start(); time.sleep(0.1)", 0),
+    "in_a_thread": ("thread = threading.Thread(target=run); thread.start(); thread.join()", 0),
+    "sys.exit_in_a_thread": ("threading.Thread(target=lambda: (run(), sys.exit(7))).start()", 0),
+    "end_while_a_thread_runs_a_step": ("threading.Thread(target=run, args=(slow,)).start(); bodies_run.wait()", 0),
+    "sys.exit_while_a_thread_runs_a_step": ("threading.Thread(target=run, args=(slow,)).start(); bodies_run.wait(); sys.exit(8)", 8),
+    "SIGTERM_while_a_thread_runs_a_step": (
+        "threading.Thread(target=run, args=(slow,)).start(); bodies_run.wait(); os.kill(os.getpid(), signal.SIGTERM)", -15,
+    ),
+    "SIGTERM_while_realm_starts": ("threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGTERM)).start(); run(steps=10**6)", -15),
+    "SIGINT_while_realm_starts": ("threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start(); run(steps=10**6)", 1),
+    "os._exit_while_realm_starts": ("threading.Timer(0.02, os._exit, (9,)).start(); run(steps=10**6)", 9),
+    "after_fork": ("run(); in_a_child(lambda: None)", 0),
+    "after_fork_and_a_step_in_the_child": ("run(); in_a_child(refused)", 0),
+    "a_child_exits_while_bodies_run": (
+        "threading.Thread(target=run, args=(slow,)).start(); bodies_run.wait(); in_a_child(lambda: None)", 0,
+    ),
     "closed_and_started_again": ("run(); PROCESS.close(); run()", 0),
 }  # fmt: skip
 
@@ -48,6 +65,7 @@ PROGRAM = """
     import gc, json, os, signal, sys, tempfile, threading, time, traceback
     import torch
     from graphs import random_graph
+    from maniple.base.errors import EngineError
     from maniple.engine.realm import RealmEngine
     from maniple.engine.realm.process import PROCESS
     from maniple.kernels.torch import compile_program
@@ -59,9 +77,25 @@ PROGRAM = """
         for _ in range(steps):
             engine.run(graph, inputs)
 
+    bodies_run = threading.Event()
+
     def slow(local):
         body = compile_program(local)
-        return lambda *operands: (time.sleep(0.05), body(*operands))[1]
+        return lambda *operands: (bodies_run.set(), time.sleep(0.03), body(*operands))[2]
+
+    def refused():
+        try:
+            run()
+        except EngineError:
+            return
+        sys.exit(10)
+
+    def in_a_child(function):
+        child = os.fork()
+        if child == 0:
+            function()
+            sys.exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
     def exit_3(local):
         return lambda *operands: sys.exit(3)
@@ -88,24 +122,25 @@ PROGRAM = """
     found = {}
     for way, code in json.loads(sys.argv[2]).items():
         with tempfile.TemporaryFile("w+") as printed:
-            codes = []
+            children = []
             for _ in range(int(sys.argv[1])):
                 child = os.fork()  # of a process in which Realm has not started: saves importing PyTorch again
                 if child == 0:
                     os.dup2(printed.fileno(), 2)
                     leave(code)
-                codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                children.append(child)
+            codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
             printed.seek(0)
             found[way] = codes, printed.read()
     print(json.dumps(found))
 """
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(HERE), str(HERE.parent / "engine"), *sys.path])
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "PYTHONPATH": path, **environment},
     )  # fmt: skip
 
 
@@ -125,15 +160,73 @@ def test_leaving_is_clean(way: str, left: dict[str, tuple[list[int], str]]) -> N
     assert lines == (["ValueError: on purpose"] * TIMES if way == "exception" else [])
 
 
-def test_nothing_is_printed_and_a_fresh_interpreter_leaves_well() -> None:
+STEP = """
+    from graphs import small_graph, small_inputs
+    from maniple.engine.realm import RealmEngine
+    from maniple.kernels.torch import compile_program
+    RealmEngine(compile_program).run(small_graph("dp=2", "dp"), small_inputs())
+"""
+
+
+def test_nothing_is_printed_where_nothing_is_built_yet(tmp_path: Path) -> None:
+    done = python(STEP, XDG_CACHE_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert {path.name.partition("-")[0] for path in (tmp_path / "maniple").iterdir()} >= {"spawn_list", "lifecycle"}
+
+
+def test_a_driver_that_is_there_is_used(tmp_path: Path) -> None:
+    """A library of the driver's name, on the loader's path, stands for it."""
+    built = build("libcuda_stub.c", "a driver", soname="libcuda.so.1")
+    shutil.copy(built, tmp_path / "libcuda.so.1")
+    code = (
+        STEP
+        + """
+    print({line.split()[-1] for line in open("/proc/self/maps") if "libcuda" in line})
+    """
+    )
+    done = python(code, LD_LIBRARY_PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    assert (done.stdout, done.stderr) == (f"{ {str(tmp_path / 'libcuda.so.1')} }\n", "")
+    assert not list((tmp_path / "maniple").glob("libcuda*"))
+
+
+def test_no_compiler_is_one_message(tmp_path: Path) -> None:
     code = """
+        from maniple.cli.app import main
+        main()
+    """
+    arguments = ("check", "mlp", "--strategy", "dp=2", "--engine", "realm")
+    done = python(code, *arguments, XDG_CACHE_HOME=str(tmp_path), COLUMNS="200", PATH="/nowhere", CC="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr[done.stderr.index("error: ") :] == (
+        "error: engine 'realm' needs a C compiler when it is first used, and there is none\n"
+        "  try: install gcc or clang, or set CC; engine 'reference' needs none\n"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_processes_started_by_spawn_have_their_own_realm(tmp_path: Path) -> None:
+    graph, inputs = small_graph("dp=2", "dp"), small_inputs()
+    want = RealmEngine(compile_program, 2).run(graph, inputs)
+    (tmp_path / "work.py").write_text(textwrap.dedent("""
+        import multiprocessing as mp
         from graphs import small_graph, small_inputs
         from maniple.engine.realm import RealmEngine
         from maniple.kernels.torch import compile_program
-        RealmEngine(compile_program).run(small_graph("dp=2", "dp"), small_inputs())
-    """
-    done = python(code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+        def step(number):
+            outputs = RealmEngine(compile_program, 2).run(small_graph("dp=2", "dp"), small_inputs())
+            return {name: tensor.tolist() for name, tensor in outputs.items()}
+
+        if __name__ == "__main__":
+            here = step(0)
+            with mp.get_context("spawn").Pool(2) as pool:
+                assert pool.map(step, range(2)) == [here, here]
+            assert step(2) == here
+            print(here)
+    """))  # fmt: skip
+    done = python(f"import runpy; runpy.run_path({str(tmp_path / 'work.py')!r}, run_name='__main__')")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{ {name: tensor.tolist() for name, tensor in want.items()} }\n"
 
 
 def test_a_legate_runtime_is_refused() -> None:
