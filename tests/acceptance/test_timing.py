@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ import pytest
 from maniple.api.check import _Runs
 from maniple.commands import CheckConfig, WorkloadConfig, ignore
 from maniple.engine.realm import RealmEngine
-from maniple.kernels.torch import compile_program
+from maniple.kernels.torch import Body, compile_program
 from maniple.mesh import Strategy
-from maniple.ops.localize import LocalProgram
+from maniple.ops.localize import Destination, LocalProgram
 from maniple.verify.compare import compare
 
 STEPS = 2
@@ -27,15 +27,15 @@ class Delays:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 
-    def compile(self, local: LocalProgram) -> Callable[..., Any]:
-        body = compile_program(local)
+    def compile(self, local: LocalProgram, destinations: Sequence[Destination] = ()) -> Body:
+        body = compile_program(local, destinations)
 
         def run(*operands: Any) -> Any:
             if self.rng.random() < 0.5:
                 time.sleep(self.rng.random() * 5e-4)
             return body(*operands)
 
-        return run
+        return Body(body.source, run, body.views)
 
 
 @pytest.mark.usefixtures("captured_once", "compiled_once")

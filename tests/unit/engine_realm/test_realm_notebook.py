@@ -38,7 +38,7 @@ SLOW = """
 from graphs import small_graph, small_inputs
 from maniple.engine.realm import RealmEngine
 
-def slow(local):
+def slow(*local):
     def run(*operands):
         print("running", flush=True)
         time.sleep(0.5)

@@ -64,7 +64,7 @@ WAYS: dict[str, tuple[str, int]] = {
 PROGRAM = """
     import gc, json, os, signal, sys, tempfile, threading, time, traceback
     import torch
-    from graphs import random_graph
+    from graphs import Wrapped, random_graph
     from maniple.base.errors import EngineError
     from maniple.engine.realm import RealmEngine
     from maniple.engine.realm.process import PROCESS
@@ -79,9 +79,8 @@ PROGRAM = """
 
     bodies_run = threading.Event()
 
-    def slow(local):
-        body = compile_program(local)
-        return lambda *operands: (bodies_run.set(), time.sleep(0.03), body(*operands))[2]
+    def slow(*local):
+        return Wrapped(compile_program(*local), lambda: (bodies_run.set(), time.sleep(0.03)))
 
     def refused():
         try:
@@ -97,7 +96,7 @@ PROGRAM = """
             sys.exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
-    def exit_3(local):
+    def exit_3(*local):
         return lambda *operands: sys.exit(3)
 
     def exit_at_sigterm():
