@@ -139,3 +139,72 @@ def test_gradient_of_cross_entropy() -> None:
     assert "pick_grad" not in one.source
     assert "pick_grad" in other.source
     torch.testing.assert_close(one(g, labels, y)[0], other(g, labels, y)[0], rtol=1e-14, atol=1e-16)
+
+
+ADAM = """
+program {
+  in %p: f64[9,5] parameter "p"
+  in %g: f64[9,5] argument "g"
+  in %m: f64[9,5] optimizer "m"
+  in %v: f64[9,5] optimizer "v"
+  in %a: f64[] argument "a"
+  in %b: f64[] argument "b"
+  in %c: f64[] argument "c"
+  in %d: f64[] argument "d"
+  in %s: f64[] argument "s"
+  in %k: f64[] argument "k"
+  %e: f64[] = constant() {value=1e-08} update
+  %q: f64[9,5] = multiply(%p, %k) update
+  %1: f64[9,5] = subtract(%g, %m) update
+  %2: f64[9,5] = multiply(%1, %a) update
+  %3: f64[9,5] = add(%m, %2) update
+  %4: f64[9,5] = multiply(%v, %b) update
+  %5: f64[9,5] = multiply(%g, %g) update
+  %6: f64[9,5] = multiply(%5, %c) update
+  %7: f64[9,5] = add(%4, %6) update
+  %8: f64[9,5] = sqrt(%7) update
+  %9: f64[9,5] = divide(%8, %d) update
+  %10: f64[9,5] = add(%9, %e) update
+  %11: f64[9,5] = divide(%3, %10) update
+  %12: f64[9,5] = multiply(%11, %s) update
+  %13: f64[9,5] = add(%q, %12) update
+  out %13 "p"
+  out %3 "m"
+  out %7 "v"
+}
+"""
+
+
+def adam_inputs(step: int, lr: float, decay: float) -> list[torch.Tensor]:
+    p, g, m, v = torch.randn(4, 9, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+    beta1, beta2 = 0.9, 0.99
+    numbers = (1 - beta1, beta2, 1 - beta2, (1 - beta2**step) ** 0.5, -lr / (1 - beta1**step), 1 - lr * decay)
+    return [p, g, m, v.abs(), *(torch.tensor(number, dtype=torch.float64) for number in numbers)]
+
+
+@pytest.mark.parametrize("step", [1, 2, 17, 3000, 10**6])
+@pytest.mark.parametrize(("lr", "decay"), [(1e-3, 0.1), (0.5, 0.0), (0.0, 0.1), (-1e-3, 0.1)])
+def test_adam(step: int, lr: float, decay: float) -> None:
+    program = parse_program(ADAM)
+    if not decay:
+        text = ADAM.replace("  %q: f64[9,5] = multiply(%p, %k) update\n", "").replace("add(%q", "add(%p")
+        program = parse_program(text)
+    inputs = adam_inputs(step, lr, decay)
+    want = one_by_one(program, [x.clone() for x in inputs])
+    body = compile_program(program)
+    assert "adam(" in body.source
+    given = [x.clone() for x in inputs]
+    for got, expected in zip(body(*given), want, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-13)
+    assert all(torch.equal(x, y) for x, y in zip(given, inputs, strict=True))
+    over = compile_program(program, [Destination(0, (0,)), Destination(1, (2,)), Destination(2, (3,))])
+    for strided in (False, True):
+        given = [x.t().contiguous().t() if strided and x.dim() else x.clone() for x in inputs]
+        for got, expected, x in zip(over(*given, given[0], given[2], given[3]), want, (given[0], given[2], given[3]), strict=True):
+            assert got is x
+            torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_an_update_that_something_looks_into_stays_apart() -> None:
+    program = parse_program(ADAM.replace('  out %7 "v"', '  out %7 "v"\n  out %8 "root"'))
+    assert "adam(" not in compile_program(program).source

@@ -96,7 +96,9 @@ class _Writer:
     def assignment(self, op: Op) -> str:
         if op.name not in KERNELS:
             raise LoweringError(f"there is no PyTorch kernel for {op.name}: {op!r}", where=op.location)
-        operands = [self.operand(value, inline=op.name in ELEMENTWISE) for value in op.operands]
+        operands = [self.operand(value, inline=op.name in ELEMENTWISE or op.name == "adam") for value in op.operands]
+        if op.name == "adam":
+            operands += [self.target(value, op) or "None" for value in op.results]
         return f"{', '.join(self.name(result) for result in op.results)} = {KERNELS[op.name](op, operands)}"
 
     def lines(self, item: Op | Group) -> Iterator[str]:
@@ -136,16 +138,16 @@ class _Writer:
         yield f"del {', '.join(cut.values())}"  # slices keep whole tensors alive
         self.names = outside
 
-    def target(self, value: Value, group: Group) -> str | None:
-        """Return the destination that the group may write `value` to; None if it has none, or others still read what lies there."""
+    def target(self, value: Value, group: Op | Group) -> str | None:
+        """Return the destination that an item may write `value` to; None if it has none, or others still read what lies there."""
         for name, given in self.destinations.items():
             if self.program.outputs[given.output].value is value and all(self.is_last(number, group) for number in given.inputs):
                 self.written.add(name)
                 return name
         return None
 
-    def is_last(self, number: int, group: Group) -> bool:
-        """Return whether nothing but earlier items and `group`, tile by tile, looks at input `number`."""
+    def is_last(self, number: int, group: Op | Group) -> bool:
+        """Return whether nothing but earlier items and `group`, element by element, looks at input `number`."""
         source = self.program.inputs[number].value
         seen = [value for value, roots in self.roots.items() if number in roots]
         if any(value in self.kept for value in seen) or any(value in group.operands for value in seen if value is not source):

@@ -1,39 +1,103 @@
-"""Ops that PyTorch computes better together: a pass over a local program right before it is written as a body."""
+"""Ops that PyTorch computes better together: a pass over a local program right before it is written as a body.
+
+Contract: reassociating; the fused kernels round in another order.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from maniple.ir.program import Op, Value, sorted_attrs
 
+Pattern = Any
+"""A name that stands for a value, `$name` for one of rank 0; or op, with `name=` before it to name the result, and patterns of operands."""
+
+_M: Final = ("new_m=add", "m", ("multiply", ("subtract", "g", "m"), "$rate1"))
+_V: Final = ("new_v=add", ("multiply", "v", "$beta2"), ("multiply", ("multiply", "g", "g"), "$rate2"))
+_STEP: Final = ("multiply", ("divide", _M, ("add", ("divide", ("sqrt", _V), "$correction"), "$eps")), "$size")
+ADAM: Final[tuple[Pattern, ...]] = (("new_p=add", ("multiply", "p", "$kept"), _STEP), ("new_p=add", "p", _STEP))
+"""The update of Adam and AdamW (Kingma, Ba 2015; Loshchilov, Hutter 2019) as PyTorch's optimizer computes it, with and without decay."""
+
+SCALARS: Final = ("$rate1", "$beta2", "$rate2", "$correction", "$eps", "$size")
+
 
 def fused(ops: Sequence[Op], kept: Collection[Value]) -> list[Op]:
-    """Return `ops` with each gradient of a picked log-softmax, which is that of cross entropy, as one op.
-
-    `pick_grad` then `log_softmax_grad` would fill a tensor of the size of the logits with zeros, and read it twice.
+    """Return `ops` with the gradient of cross entropy and each update of Adam as one op.
 
     Args:
         ops: of a local program.
         kept: values that are used beyond them.
     """
-    uses = Counter(value for op in ops for value in op.operands)
-    makers = {op.results[0]: op for op in ops if op.name == "pick_grad"}
-    gone: set[Op] = set()
-    found = []
-    for op in ops:
-        pick = makers.get(op.operands[0]) if op.name == "log_softmax_grad" else None
-        if pick is None or uses[op.operands[0]] > 1 or op.operands[0] in kept or not _fits(op, pick):
-            found.append(op)
-            continue
-        gone.add(pick)
+    graph = _Graph(ops, kept)
+    return [found for op in ops for found in (graph.replaced(op),) if found is not None and found not in graph.gone]
+
+
+class _Graph:
+    """Which op makes a value, and how many read it."""
+
+    def __init__(self, ops: Sequence[Op], kept: Collection[Value]) -> None:
+        self.makers = {value: op for op in ops for value in op.results}
+        self.uses = Counter([*(value for op in ops for value in op.operands), *kept])
+        self.gone: set[Op] = set()
+        self.new: dict[Op, Op] = {}
+        for op in ops:
+            made = self.cross_entropy(op) if op.name == "log_softmax_grad" else self.adam(op) if op.name == "add" else None
+            if made is not None:
+                self.new[op] = made
+
+    def replaced(self, op: Op) -> Op | None:
+        return None if op in self.gone else self.new.get(op, op)
+
+    def cross_entropy(self, op: Op) -> Op | None:
+        """Return the gradient of a picked log-softmax as one op: two would fill a tensor of the size of the logits and read it twice."""
+        pick, kind = self.makers.get(op.operands[0]), op.results[0].type
+        if pick is None or pick.name != "pick_grad" or self.uses[op.operands[0]] > 1:
+            return None
+        if kind.rank != 2 or op.integer("dim") != 1 or len(pick.operands) != 2 or not kind.num_elements:
+            return None
+        self.gone.add(pick)
         attrs = sorted_attrs({"ignore_index": pick.integer("ignore_index")})
-        found.append(replace(op, name="cross_entropy_grad", operands=(*pick.operands, op.operands[1]), attrs=attrs))
-    return [op for op in found if op not in gone]
+        return replace(op, name="cross_entropy_grad", operands=(*pick.operands, op.operands[1]), attrs=attrs)
+
+    def adam(self, op: Op) -> Op | None:
+        """Return the update that ends in `op` as one op of results p, m, v; None if it is none, or something looks inside of it."""
+        for pattern in ADAM:
+            match = _Match({}, [])
+            if not match.value(op.results[0], pattern, self.makers):
+                continue
+            found, inner = match.found, Counter(value for each in match.ops for value in each.operands)
+            new = tuple(found[name] for name in ("new_p", "new_m", "new_v"))
+            ends = {found["new_p"]: 0, found["new_m"]: inner[found["new_m"]], found["new_v"]: inner[found["new_v"]]}
+            hidden = all(self.uses[v] == inner[v] for each in match.ops for v in each.results if v not in ends)
+            outside = [v for each in self.makers.values() if each not in match.ops for v in each.operands]
+            if not hidden or any(v in outside for v in new[1:]) or len({v.type for v in (*new, *(found[n] for n in "pgmv"))}) > 1:
+                return None
+            self.gone |= {each for each in match.ops if each is not op}
+            scalars = [found[name] for name in (*SCALARS, *(("$kept",) if "$kept" in found else ()))]
+            return replace(op, name="adam", operands=(*(found[n] for n in "pgmv"), *scalars), results=new, attrs=())
+        return None
 
 
-def _fits(op: Op, pick: Op) -> bool:
-    """Return whether both go over the last of two dims, whole on this device."""
-    kind = op.results[0].type
-    return kind.rank == 2 and op.integer("dim") == 1 and len(pick.operands) == 2 and kind.num_elements > 0
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """What the names of a pattern stand for, and the ops that it covers."""
+
+    found: dict[str, Value]
+    ops: list[Op]
+
+    def value(self, value: Value, pattern: Pattern, makers: Mapping[Value, Op]) -> bool:
+        if isinstance(pattern, str):
+            return self.bind(pattern, value) and (value.type.rank == 0) == pattern.startswith("$")
+        (head, *operands), op = pattern, makers.get(value)
+        name, _, kind = head.rpartition("=")
+        if op is None or op.name != kind or len(op.operands) != len(operands) or not self.bind(name, value):
+            return False
+        if op not in self.ops:
+            self.ops.append(op)
+        return all(self.value(v, p, makers) for v, p in zip(op.operands, operands, strict=True))
+
+    def bind(self, name: str, value: Value) -> bool:
+        return not name or self.found.setdefault(name, value) is value

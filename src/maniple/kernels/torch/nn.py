@@ -69,6 +69,10 @@ def _cross_entropy_grad(op: Op, x: Sequence[str]) -> str:
     return f"cross_entropy_grad({x[0]}, {_indices(op, x[1])}, {x[2]}, {op.integer('ignore_index')})"
 
 
+def _adam(_op: Op, x: Sequence[str]) -> str:
+    return f"adam({', '.join(x[:4])}, ({', '.join(x[4:-3])}), ({', '.join(x[-3:])}))"
+
+
 def _attention_attrs(op: Op) -> str:
     return f"causal={literal(op.attr('causal'))}, scale={literal(op.attr('scale'))}"
 
@@ -183,6 +187,7 @@ NN: Final[Mapping[str, Emit]] = {
     "pick": _or_zeros(_pick),
     "pick_grad": _or_zeros(_pick_grad),
     "cross_entropy_grad": _cross_entropy_grad,  # made by `fuse`
+    "adam": _adam,  # made by `fuse`; its last operands are the destinations of its results
     "attention": _or_zeros(_attention),
     "attention_grad": _or_zeros(_attention_grad),
     "softmax": _or_zeros(_softmax("softmax")),
@@ -211,6 +216,7 @@ NN_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = {
     "pick": functions.pick,
     "pick_grad": functions.pick_grad,
     "cross_entropy_grad": functions.cross_entropy_grad,
+    "adam": functions.adam,
     "attention": functions.attention,
     "attention_grad": functions.attention_grad,
     "layer_norm": functions.layer_norm,

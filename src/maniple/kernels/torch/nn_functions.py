@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -32,6 +34,9 @@ def embedding_shard_grad(grad: Tensor, ids: Tensor, rows: int, padding_idx: int,
     dtable: Tensor = backward(grad, local, rows + 1, rows, scale_grad_by_freq=False)
     return dtable[:rows]
 
+
+_SAME: Final = 1e-7
+"""Difference of two numbers that are one, rounded to float32."""
 
 _ROWS_ELEMENTS: Final = 1 << 16
 """Elements that loops over rows take at a time."""
@@ -84,6 +89,45 @@ def cross_entropy_grad(grad: Tensor, labels: Tensor, y: Tensor, ignore_index: in
         out.mul_(g.neg())
         out.scatter_add_(1, at, g)
     return dx
+
+
+def adam(
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, scalars: Sequence[Tensor | float], targets: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a parameter and Adam's two averages become, by PyTorch's fused kernel where that takes the tensors.
+
+    `m' = m + (g - m) rate1`, `v' = beta2 v + rate2 g^2`, `p' = kept p + size m' / (sqrt(v') / correction + eps)`.
+
+    The kernel knows no such numbers but what they are made of: learning rate, decay and the number of the step. Those are found so that
+    it computes the same; the step need not be whole.
+
+    Args:
+        p: parameter, g: gradient, m: first average, v: second average, all of one shape and dtype.
+        scalars: rate1, beta2, rate2, correction, eps, size and, with weight decay, kept.
+        targets: memory for the results, which may be that of p, m and v; None for new memory.
+    """
+    old = (p, m, v)
+    new = tuple(
+        torch.empty_like(x, memory_format=torch.contiguous_format) if to is None else to for x, to in zip(old, targets, strict=True)
+    )
+    for x, to in zip(old, new, strict=True):
+        if to.data_ptr() != x.data_ptr():
+            to.copy_(x)
+    rate1, beta2, rate2, correction, eps, size, kept = *(float(x) for x in scalars), *([1.0] * (7 - len(scalars)))
+    p, m, v = new
+    plain = all(x.is_contiguous() and x.dtype == g.dtype for x in (g, *new)) and abs(beta2 + rate2 - 1) < _SAME
+    gone = 1 - correction * correction  # beta2 to the power of the step
+    if plain and g.is_floating_point() and 0 < beta2 < 1 and 0 < gone < 1 and size < 0:
+        step = math.log(gone) / math.log(beta2)
+        lr = -size * (1 - (1 - rate1) ** step)
+        decay = {"weight_decay": (1 - kept) / lr, "amsgrad": False, "maximize": False}
+        steps = [torch.tensor(step, dtype=torch.float64)]
+        torch._fused_adamw_([p], [g], [m], [v], [], steps, lr=lr, beta1=1 - rate1, beta2=beta2, eps=eps, **decay)  # noqa: SLF001  # what fused=True calls
+    else:
+        m.lerp_(g, rate1)
+        v.mul_(beta2).addcmul_(g, g, value=rate2)
+        p.mul_(kept).addcdiv_(m, (v.sqrt() / correction).add_(eps), value=size)
+    return p, m, v
 
 
 def _wide(x: Tensor) -> Tensor:
