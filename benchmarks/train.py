@@ -215,8 +215,9 @@ def table(found: dict[str, Any]) -> str:
         for name, label in CONTENDERS.items()
     ]
     note = (
-        f"Floor: {found['gflops']:.1f} GFLOP of matrix products and attention on {CORES} cores of {found['core_gflops_per_s']:.0f} GFLOP/s: "
-        f"{1000 * found['floor_s']:.0f} ms. Medians of {found['timed_steps']} steps; losses differ by {found['max_loss_difference']:.1e} at most. "
+        f"Floor: {found['gflops']:.1f} GFLOP of matrix products and attention on {CORES} cores of {found['core_gflops_per_s']:.0f} "
+        f"GFLOP/s: {1000 * found['floor_s']:.0f} ms. Medians of {found['timed_steps']} steps; losses differ by "
+        f"{found['max_loss_difference']:.1e} at most. "
         f"{machine()}."
     )
     return markdown(("step", "ms", "of Maniple's time", "of the floor"), rows, right="ms,of Maniple's time,of the floor") + f"\n\n{note}"

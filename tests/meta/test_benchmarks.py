@@ -46,6 +46,12 @@ def test_check_table(tmp_path: Path) -> None:
     assert printed.count("\n") == 2
 
 
+def test_train() -> None:
+    found = json.loads(run("train.py", "--model", "gpt2", "--rounds", "1", "--json", "-"))
+    assert {"maniple_s", "ddp_over_maniple", "eager_over_maniple", "floor_s"} <= found.keys()
+    assert found["max_loss_difference"] < 1e-4  # float32, and the same work
+
+
 def test_compile() -> None:
     ((found,),) = json.loads(run("compile.py", "--cases", "0", "--runs", "1", "--json", "-", "--no-pages"))
     assert found["num_tasks"] > 1

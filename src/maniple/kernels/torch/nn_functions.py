@@ -102,7 +102,10 @@ def adam(
     it computes the same; the step need not be whole.
 
     Args:
-        p: parameter, g: gradient, m: first average, v: second average, all of one shape and dtype.
+        p: the parameter.
+        g: its gradient, of the same shape and dtype, as are the averages.
+        m: average of gradients.
+        v: average of their squares.
         scalars: rate1, beta2, rate2, correction, eps, size and, with weight decay, kept.
         targets: memory for the results, which may be that of p, m and v; None for new memory.
     """
@@ -122,7 +125,7 @@ def adam(
         lr = -size * (1 - (1 - rate1) ** step)
         decay = {"weight_decay": (1 - kept) / lr, "amsgrad": False, "maximize": False}
         steps = [torch.tensor(step, dtype=torch.float64)]
-        torch._fused_adamw_([p], [g], [m], [v], [], steps, lr=lr, beta1=1 - rate1, beta2=beta2, eps=eps, **decay)  # noqa: SLF001  # what fused=True calls
+        torch._fused_adamw_([p], [g], [m], [v], [], steps, lr=lr, beta1=1 - rate1, beta2=beta2, eps=eps, **decay)  # what fused=True calls
     else:
         m.lerp_(g, rate1)
         v.mul_(beta2).addcmul_(g, g, value=rate2)
