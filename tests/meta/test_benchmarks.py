@@ -77,8 +77,7 @@ def test_trace_picture(tmp_path: Path) -> None:
 
 def test_overhead() -> None:
     found = json.loads(run("overhead.py", "--length", "50", "--repeats", "5", "--json"))
-    assert 0 < found["floor_us_per_task"] < found["maniple_us_per_task"]
+    assert all(found[name] > 0 for name in ("floor_us_per_task", "maniple_us_per_task", "traced_us_per_task"))
     assert found["maniple_us_per_task"] < found["legate_us_per_task"]
-    assert found["floor_us_per_task"] < found["traced_us_per_task"]
     assert found["recording_us_per_task"] > 0
     assert found["point_tasks"] == 100
