@@ -38,6 +38,9 @@ bench: setup ## measure what README and docs show: results, plans, communication
 	$(BIN)/python benchmarks/communication.py
 	$(BIN)/python benchmarks/compile.py
 	$(BIN)/python benchmarks/check_table.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/trace_picture.py
 
 clean: ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build

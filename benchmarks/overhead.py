@@ -1,6 +1,6 @@
 """Times what a runtime adds to each point task: a chain of index tasks over two devices, each of which does nothing.
 
-    python benchmarks/overhead.py                    # a table
+    python benchmarks/overhead.py                    # a table, and docs/benchmarks.md rewritten
     python benchmarks/overhead.py --json -           # or FILE; one JSON object
 
 - `maniple_us_per_task`: the whole way of a step through the realm engine, from `run` to outputs, warm;
@@ -38,7 +38,16 @@ from maniple.mesh import Mesh
 from maniple.taskgraph import TaskGraph
 from maniple.trace import Trace
 
+sys.path.insert(0, str(Path(__file__).parent))
+from pages import ROOT, machine, markdown, replace_table
+
 DEVICES: Final = 2
+ROWS: Final = {
+    "floor_us_per_task": "floor",
+    "maniple_us_per_task": "Maniple, engine realm",
+    "traced_us_per_task": "the same, recording a trace",
+    "legate_us_per_task": "Legate, manual tasks",
+}
 LEGATE_CONFIG: Final = "--cpus 2 --gpus 0 --omps 0 --utility 1 --sysmem 500"
 
 
@@ -153,8 +162,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.json:
         text = orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()
         print(text) if given.json == "-" else Path(given.json).write_text(text + "\n", encoding="utf-8")
-    else:
-        print("\n".join(f"{name:24}{value:10.1f}" for name, value in found.items()))
+        return
+    print("\n".join(f"{name:24}{value:10.1f}" for name, value in found.items()))
+    rows = [(label, f"{found[name]:.1f}", f"{found[name] / found['maniple_us_per_task']:.2f}") for name, label in ROWS.items()]
+    note = f"Medians over {found['point_tasks']} point tasks. {machine()}."
+    text = markdown(("per point task", "us", "of Maniple's time"), rows, right="us,of Maniple's time")
+    replace_table(ROOT / "docs" / "benchmarks.md", "overhead", f"{text}\n\n{note}")
 
 
 if __name__ == "__main__":
