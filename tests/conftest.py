@@ -6,8 +6,10 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import pytest
 from hypothesis import settings
@@ -20,6 +22,16 @@ settings.load_profile("repeatable")
 def root() -> Path:
     """The project's folder."""
     return Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def allocations() -> Any:
+    """What counts the bytes that PyTorch allocates in this process, from now on."""
+    from allocations import compiler, counting
+
+    if compiler() is None:
+        pytest.skip("there is no C++ compiler to build the counting allocator with")
+    return counting()
 
 
 @pytest.fixture(autouse=True)

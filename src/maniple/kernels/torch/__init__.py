@@ -2,5 +2,6 @@
 
 from maniple.kernels.torch.compile import Body, compile_program
 from maniple.kernels.torch.emit import TORCH_DTYPES
+from maniple.kernels.torch.memory import body_memory
 
-__all__ = ["TORCH_DTYPES", "Body", "compile_program"]
+__all__ = ["TORCH_DTYPES", "Body", "body_memory", "compile_program"]

@@ -42,6 +42,11 @@ _ROWS_ELEMENTS: Final = 1 << 16
 """Elements that loops over rows take at a time."""
 
 
+def rows_of(x: Tensor) -> int:
+    """Return how many rows of `x`, which has a dim at least, such loops take at a time."""
+    return max(1, _ROWS_ELEMENTS * len(x) // max(x.numel(), 1))
+
+
 def _targets(labels: Tensor, width: int, ignore_index: int, start: int, *, is_shard: bool) -> tuple[Tensor, Tensor]:
     """Return labels as columns of this shard, 0 where there is none, and where there is none."""
     absent = labels == ignore_index
@@ -129,7 +134,8 @@ def adam(
     else:
         m.lerp_(g, rate1)
         v.mul_(beta2).addcmul_(g, g, value=rate2)
-        p.mul_(kept).addcdiv_(m, (v.sqrt() / correction).add_(eps), value=size)
+        for p_rows, m_rows, v_rows in zip(*(x.split(rows_of(x)) if x.dim() else (x,) for x in new), strict=True):
+            p_rows.mul_(kept).addcdiv_(m_rows, v_rows.sqrt().div_(correction).add_(eps), value=size)
     return p, m, v
 
 
@@ -227,14 +233,11 @@ def layer_norm_grad(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tens
 def batch_norm(x: Tensor, w: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return y, mean, rstd and the biased variance of each channel, for `x` that is not empty."""
     wide = _wide(w).contiguous()
-    running = torch.zeros_like(wide)
-    y, mean, rstd = torch.native_batch_norm(
-        x, wide, _wide(bias).contiguous(), torch.zeros_like(wide), running, training=True, momentum=1.0, eps=eps
-    )
     count = x.numel() // x.shape[1]
     # with momentum 1 the running variance is the batch's unbiased one, which does not exist for one element
-    variance = running.mul_((count - 1) / count) if count > 1 else torch.zeros_like(wide)
-    return y, mean, rstd, variance
+    means, running = (torch.zeros_like(wide), torch.zeros_like(wide)) if count > 1 else (None, None)
+    y, mean, rstd = torch.native_batch_norm(x, wide, _wide(bias).contiguous(), means, running, training=True, momentum=1.0, eps=eps)
+    return y, mean, rstd, torch.zeros_like(wide) if running is None else running.mul_((count - 1) / count)
 
 
 def batch_norm_grad(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
