@@ -47,9 +47,11 @@ class Engine(Protocol[Tensor]):
     """Runs task graphs.
 
     Attributes:
+        num_processors: bodies that run at one time, None for one on each device.
         state_changed: whether the last run, which did not come to its end, left state that is neither the old nor the new.
     """
 
+    num_processors: int | None
     state_changed: bool
 
     def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from maniple.base.errors import EngineError
 from maniple.mesh.sharding import Pending, Sharding
 from maniple.taskgraph.graph import Access, Buffer, Part, Task, TaskGraph
 from maniple.taskgraph.regions import InstanceKey, Memory, Region, pieces, region_of, region_shape
+from maniple.taskgraph.storage import in_pieces
 
 Index = tuple[slice, ...]
 """A rectangle of a tensor."""
@@ -197,7 +198,6 @@ class Placement:
 
     def _place_written(self) -> None:
         written: dict[tuple[str, InstanceKey], list[Region]] = {}
-        wanted: dict[tuple[str, InstanceKey], set[Region]] = {}
         for task, device in itertools.product(self.graph.tasks, range(len(self.points))):
             point = self.points[device]
             for access in task.accesses:
@@ -205,16 +205,16 @@ class Placement:
                     buffer = self._buffers[access.buffer]
                     region = self._region(buffer, access.part.sharding, device)
                     written.setdefault((buffer.name, self.memory.instance(buffer, point)), []).append(region)
-                elif access.privilege == "read":
-                    self._want(wanted, access.buffer, access.part, device)
-        returned = {name for name, _ in self.graph.outputs}
-        for name in returned:
-            self._want(wanted, name, _whole(self._buffers[name]), 0)
+        returned, apart = {name for name, _ in self.graph.outputs}, in_pieces(self.graph)
         for (name, key), regions in written.items():
             if (name, key) in self._places:
                 self._update(name)
                 continue
-            self._places[name, key] = self._place(name, key, regions, wanted.get((name, key), set()), returned=name in returned)
+            if name in apart:
+                self._places[name, key] = [_Place(region, self._new_slot(name)) for region in regions if _size(region)]
+                self.temporary.update(place.slot for place in self._places[name, key])
+            else:
+                self._places[name, key] = [self._allocate(name, key, returned=name in returned)]
 
     def _update(self, name: str) -> None:
         """Note that a task writes to the input that is buffer `name`."""
@@ -223,28 +223,14 @@ class Placement:
             raise EngineError(what, hint="lower the program with the shared axes of the engine")
         self.updated.add(next(self.inputs[source] for buffer, source in self.graph.inputs if buffer == name))
 
-    def _want(self, wanted: dict[tuple[str, InstanceKey], set[Region]], name: str, part: Part, device: int) -> None:
-        """Note that a region is read of an instance; where regions are put together from several, nothing is gained by one tensor each."""
-        buffer = self._buffers[name]
-        groups = self._groups(buffer, part, device)
-        for keys in groups:
-            if len(keys) == 1:
-                wanted.setdefault((name, keys[0]), set()).add(self._region(buffer, part.sharding, device))
-
-    def _place(self, name: str, key: InstanceKey, regions: list[Region], wanted: set[Region], *, returned: bool) -> list[_Place]:
-        regions, wanted = [r for r in regions if _size(r)], {r for r in wanted if _size(r)}
-        separate = len(set(regions)) == len(regions)
-        if separate and all(any(rectangle(want, have) is not None for have in regions) for want in wanted):
-            places = [_Place(region, self._new_slot(name)) for region in regions]
-            self.temporary.update(place.slot for place in places)
-            return places
+    def _allocate(self, name: str, key: InstanceKey, *, returned: bool) -> _Place:
         buffer = self._buffers[name]
         held = self.memory.held(buffer, key)
         slot = self._new_slot(name)
         allocation = Allocation(region_shape(held), buffer.type.dtype, returned)
         allocation.views[slot] = tuple(slice(0, n) for n in allocation.shape)
         self.allocations.append(allocation)
-        return [_Place(held, slot, allocation)]
+        return _Place(held, slot, allocation)
 
     def _groups(self, buffer: Buffer, part: Part, device: int) -> list[list[InstanceKey]]:
         """Return the instances that a read touches, in one group for each partial result."""

@@ -40,6 +40,7 @@ class ReferenceEngine:
     def __init__(self, compile_body: CompileBody[torch.Tensor], rng: random.Random | None = None) -> None:
         """Make an engine that has compiled nothing yet."""
         self._compile, self._rng = compile_body, rng
+        self.num_processors = 1
         self._plans: OrderedDict[int, _Plan] = OrderedDict()
 
     def shared_axes(self, mesh: Mesh) -> tuple[str, ...]:  # noqa: ARG002  # part of the protocol
