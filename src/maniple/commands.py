@@ -9,8 +9,8 @@ from typing import Literal
 from maniple.mesh import Strategy
 from maniple.trace import TraceSummary
 
-Stage = Literal["program", "sharded", "tasks"]
-"""What `explain` prints: the captured program, the sharded one, or the task graph."""
+Stage = Literal["program", "sharded", "tasks", "memory"]
+"""What `explain` prints: the captured program, the sharded one, the task graph, or how much memory that takes at the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +70,16 @@ class CheckConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainConfig:
-    """What `explain` prints: the communication table, or the text of one stage."""
+    """What `explain` prints: the communication table, or one stage.
+
+    Attributes:
+        engine: whose tasks and memory, None for the default.
+    """
 
     workload: WorkloadConfig
     strategy: Strategy
     stage: Stage | None = None
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,13 +257,80 @@ class CommunicationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRow:
+    """Memory that is live at the peak.
+
+    Attributes:
+        name: value that lies in it, with how many more; or what bodies have inside.
+        type: of that value, global.
+        kind: activations, gradients, update (what the optimizer's part of the step makes) or bodies.
+        bytes: in the whole node.
+        task: that made it.
+        where: the user's line; empty if unknown.
+    """
+
+    name: str
+    type: str
+    kind: str
+    bytes: int
+    task: str
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """The most memory of a node while its devices run a task.
+
+    Attributes:
+        task: name, `end` for the end of the step.
+        held_bytes: made before and not surely free.
+        body_bytes: inside bodies, results included.
+    """
+
+    task: str
+    phase: str
+    held_bytes: int
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """An upper bound for the memory that a step takes beside the tensors that are there before it.
+
+    Attributes:
+        engine: whose devices and processors.
+        node_bytes: the most of the devices that share memory, at one time.
+        device_bytes: the most of one device.
+        kept_bytes: of `node_bytes`, what the engine keeps between steps.
+        num_processors: bodies that run at one time in a node.
+        task: what runs at the peak.
+        state_bytes: of one copy of the parameters, buffers, optimizer state and batch, which are there before; by kind.
+        kinds: what is live at the peak, by kind.
+        live: the same, one by one, the largest first.
+        tasks: in program order.
+    """
+
+    engine: str
+    node_bytes: int
+    device_bytes: int
+    kept_bytes: int
+    num_processors: int | None
+    task: str
+    state_bytes: Mapping[str, int]
+    kinds: Mapping[str, int]
+    live: tuple[LiveRow, ...]
+    tasks: tuple[MemoryRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainReport:
     """What `explain` found.
 
     Attributes:
-        text: text form of the stage asked for, empty if none was.
+        text: text form of the stage asked for, empty if it has none.
         communication: every collective in program order; empty for stage `program`.
         replicated_ops: ops that every device computes whole, by name, with their number.
+        memory: of stage `memory`, else None.
     """
 
     model: str
@@ -269,3 +341,4 @@ class ExplainReport:
     num_tasks: int = 0
     communication: tuple[CommunicationRow, ...] = ()
     replicated_ops: Mapping[str, int] = field(default_factory=dict)
+    memory: MemoryReport | None = None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from maniple.api.compile import Plan, compile_program
-from maniple.api.frontends import detect, frontend
+from maniple.api.frontends import detect, engine_or_default, frontend, make_engine
+from maniple.api.memory import memory_report
 from maniple.api.workloads import load
 from maniple.commands import CommunicationRow, ExplainConfig, ExplainReport, Listener, PhaseStarted, ignore
 from maniple.ir.program import Program
@@ -18,7 +20,7 @@ from maniple.transform.dce import dce
 
 
 def explain(config: ExplainConfig, listener: Listener = ignore) -> ExplainReport:
-    """Return what a step communicates and why, or the text of one stage.
+    """Return what a step communicates and why, the text of one stage, or what memory it takes.
 
     Raises:
         ManipleError: if the model, the strategy or the step is refused.
@@ -30,17 +32,26 @@ def explain(config: ExplainConfig, listener: Listener = ignore) -> ExplainReport
         program = dce(cse(program))
         return replace(report, text=print_program(program), num_ops=len(program.ops))
     listener(PhaseStarted("compile"))
-    plan = compile_program(program, config.strategy)
+    engine, framework = _engine(config) if config.stage in {"tasks", "memory"} else (None, "")
+    plan = compile_program(program, config.strategy, engine.shared_axes(config.strategy.mesh) if engine else ())
     sharded = plan.sharded.program
     text = print_program(sharded) if config.stage == "sharded" else print_taskgraph(plan.graph) if config.stage == "tasks" else ""
     return replace(
         report,
         text=text,
+        memory=memory_report(plan, engine, engine_or_default(config.engine), framework) if config.stage == "memory" else None,
         num_ops=len(sharded.ops),
         num_tasks=len(plan.graph.tasks),
         communication=tuple(_rows(plan)),
         replicated_ops=dict(Counter(op.name for op in undivided(plan.divided, plan.sharded.mesh)).most_common()),
     )
+
+
+def _engine(config: ExplainConfig) -> tuple[Any, str]:
+    """Return the engine whose tasks are to be explained, and the framework that the step is written in."""
+    workload = load(config.workload, fake=True)
+    framework = detect((workload.model, workload.optimizer))
+    return make_engine(engine_or_default(config.engine), framework), framework
 
 
 def steady_program(config: ExplainConfig) -> Program:

@@ -59,6 +59,11 @@ def frontend(name: str) -> Any:
     return import_module(FRONTENDS[name])
 
 
+def kernels(name: str) -> Any:
+    """Return the module that compiles segments for framework `name`."""
+    return import_module(KERNELS[name])
+
+
 def verifier(name: str) -> Any:
     """Return the module that runs steps of framework `name` for comparison."""
     return import_module(VERIFIERS[name])
@@ -84,4 +89,4 @@ def make_engine(name: str, framework: str) -> Any:
         raise EngineError(f"unknown engine {name!r}", hint="one of " + ", ".join(ENGINES) + ", or realm:4 for 4 processors")
     module, cls = ENGINES[kind]
     options = {"num_processors": int(processors)} if processors else {}
-    return getattr(import_module(module), cls)(import_module(KERNELS[framework]).compile_program, **options)
+    return getattr(import_module(module), cls)(kernels(framework).compile_program, **options)

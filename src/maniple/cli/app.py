@@ -107,7 +107,8 @@ def explain(
     model: Model,
     *,
     strategy: StrategyText = "",
-    stage: Annotated[Stage | None, typer.Option(help="print the text form of this stage")] = None,
+    stage: Annotated[Stage | None, typer.Option(help="print this stage instead")] = None,
+    engine: Engine = None,
     dtype: Annotated[str, typer.Option(help="float32, float64 or bfloat16")] = "float32",
     batch: Rows = None,
     seq: Seq = None,
@@ -115,12 +116,12 @@ def explain(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Print what is communicated and why, or the program, the sharded program or the tasks."""
+    """Print what is communicated and why; or the program, the sharded program, the tasks of an engine, or their memory."""
     with _errors_shown(debug=debug):
         from maniple import api
 
         workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout)
-        config = ExplainConfig(workload=workload, strategy=Strategy.load(strategy), stage=stage)
+        config = ExplainConfig(workload=workload, strategy=Strategy.load(strategy), stage=stage, engine=engine)
         _report(lambda listener: api.explain(config, listener), render.explain_view, as_json=as_json)
 
 

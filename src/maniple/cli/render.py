@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from maniple.commands import CheckReport, CommunicationRow, ExplainReport, Run, TrainReport
+from maniple.commands import CheckReport, CommunicationRow, ExplainReport, MemoryReport, Run, TrainReport
 from maniple.trace import TraceSummary
+
+_BAR = 32
+"""Characters of the longest bar."""
+
+_LIVE = 24
+"""Tensors that a table shows; JSON has all."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -119,10 +126,12 @@ def _ms(seconds: float) -> str:
 
 
 def explain_view(report: ExplainReport) -> RenderableType:
-    """Return the text of the stage asked for, or the summary and the communication table.
+    """Return the stage asked for, or the summary and the communication table.
 
     Equal collectives of repeated modules share a row.
     """
+    if report.memory is not None:
+        return memory_view(report, report.memory)
     if report.stage is not None:
         return report.text
     facts = _facts({
@@ -145,6 +154,48 @@ def explain_view(report: ExplainReport) -> RenderableType:
         table.add_row(phase, kind, axis, escape(tensor), each, str(len(rows)), escape(why), escape(where))
     total = sum(row.bytes for row in report.communication)
     return Group(facts, table, f"{len(report.communication)} collectives, {format_bytes(total)} per device and step")
+
+
+def memory_view(report: ExplainReport, memory: MemoryReport) -> RenderableType:
+    """Return the most memory that a step takes, what is live then, and how it comes and goes over the tasks.
+
+    Tasks of one op in a row share a line, that of the one that takes most.
+    """
+    processors = "" if memory.num_processors is None else f", bodies run {memory.num_processors} at a time"
+    facts = _facts({
+        "model": report.model,
+        "strategy": report.strategy or "one device",
+        "engine": memory.engine + processors,
+        "there before": ", ".join(f"{kind} {format_bytes(size)}" for kind, size in memory.state_bytes.items()),
+        "at the most beside that": f"{format_bytes(memory.node_bytes)} per node, {format_bytes(memory.device_bytes)} per device",
+        "kept between steps": format_bytes(memory.kept_bytes),
+        "at the peak": f"{memory.task}: " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in memory.kinds.items()),
+    })  # fmt: skip
+    step = Table(title="over the step, per node", title_justify="left")
+    for heading in ("task", "phase", "held", "in bodies", "together"):
+        step.add_column(heading, justify="left" if heading in {"task", "phase"} else "right")
+    step.add_column("")
+    most = max((row.held_bytes + row.body_bytes for row in memory.tasks), default=0) or 1
+    for (_, phase), rows in groupby(memory.tasks, key=lambda row: (row.task.partition(".")[0], row.phase)):
+        run = list(rows)
+        row = max(run, key=lambda row: row.held_bytes + row.body_bytes)
+        sizes = (row.held_bytes, row.body_bytes, row.held_bytes + row.body_bytes)
+        held = round(_BAR * row.held_bytes / most)
+        bar = "█" * held + "▒" * (round(_BAR * sizes[2] / most) - held)
+        step.add_row(escape(row.task) + (f", most of {len(run)}" if len(run) > 1 else ""), phase, *map(format_bytes, sizes), bar)
+    return Group(facts, step, _live_view(memory))
+
+
+def _live_view(memory: MemoryReport) -> Table:
+    table = Table(title="live at the peak, the largest first", title_justify="left")
+    for heading in ("tensor", "type", "kind", "bytes", "made by", "where"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "bytes" else "left")
+    for item in memory.live[:_LIVE]:
+        table.add_row(item.name, escape(item.type), item.kind, format_bytes(item.bytes), escape(item.task), escape(_line(item.where)))
+    rest = memory.live[_LIVE:]
+    if rest:
+        table.add_row(f"{len(rest)} more", "", "", format_bytes(sum(item.bytes for item in rest)), "", "")
+    return table
 
 
 def _line(where: str) -> str:
