@@ -81,3 +81,10 @@ def test_overhead() -> None:
     assert found["maniple_us_per_task"] < found["legate_us_per_task"]
     assert found["recording_us_per_task"] > 0
     assert found["point_tasks"] == 100
+
+
+def test_memory(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    run("memory.py", "--cases", "0", "--json", str(out), "--no-pages")
+    (row,) = json.loads(out.read_text(encoding="utf-8"))
+    assert 0 < row["measured"] <= row["bound"]
