@@ -44,6 +44,6 @@ def replace_table(page: Path, name: str, table: str) -> None:
 def machine() -> str:
     """Return what the figures were measured on, in one line."""
     return (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, no GPU, one thread; "
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, no GPU; "
         f"Python {platform.python_version()}, torch {version('torch')}, highspy {version('highspy')}"
     )
