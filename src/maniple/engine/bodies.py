@@ -85,6 +85,17 @@ def reads_and_writes(task: Task) -> tuple[list[Access], list[Access]]:
     return reads, writes
 
 
+def check_devices(graph: TaskGraph, engine: str, most: int) -> None:
+    """Check that one process can hold the devices of a graph.
+
+    Raises:
+        EngineError: if they are more than `most`.
+    """
+    if graph.mesh.num_devices > most:
+        what = f"{graph.mesh} is {graph.mesh.num_devices} devices, and the {engine} engine keeps them all in one process"
+        raise EngineError(what, hint=f"at most {most} devices; maniple explain plans for any number")
+
+
 def check_inputs(graph: TaskGraph, inputs: Mapping[str, Any]) -> None:
     """Check that there is a tensor of the right shape for every input.
 

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from maniple.base.errors import EngineError
-from maniple.engine.bodies import check_inputs
+from maniple.engine.bodies import check_devices, check_inputs
 from maniple.engine.protocol import CompileBody, Interrupted
 from maniple.engine.realm.plan import Plan
 from maniple.engine.realm.process import PROCESS
@@ -20,6 +20,12 @@ from maniple.trace import Trace
 
 NUM_PLANS: Final = 8
 """Graphs that an engine keeps plans for: batch shapes that take turns, training and evaluation."""
+
+MAX_DEVICES: Final = 256
+"""Each point task lists what it waits for: after an all-reduce that is every device."""
+
+MAX_PROCESSORS: Final = 1024
+"""Threads."""
 
 
 class RealmEngine:
@@ -43,10 +49,10 @@ class RealmEngine:
             rng: shuffles the order of point tasks that may run, anew in each step; None takes them as they become ready.
 
         Raises:
-            EngineError: if `num_processors` is less than 1.
+            EngineError: if `num_processors` is none of 1 to `MAX_PROCESSORS`.
         """
-        if num_processors is not None and num_processors < 1:
-            raise EngineError(f"the realm engine needs a processor at least; got {num_processors}")
+        if num_processors is not None and not 1 <= num_processors <= MAX_PROCESSORS:
+            raise EngineError(f"the realm engine takes 1 to {MAX_PROCESSORS} processors; got {num_processors}")
         self.num_processors = num_processors or len(os.sched_getaffinity(0))
         self._compile, self._rng = compile_body, rng
         self._plans: list[Plan] = []
@@ -69,9 +75,10 @@ class RealmEngine:
         for the end of the step.
 
         Raises:
-            EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails; or with the
-                reason, if Realm cannot be had.
+            EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails; if there are
+                more than `MAX_DEVICES` devices; or with the reason, if Realm cannot be had.
         """
+        check_devices(graph, "realm", MAX_DEVICES)
         check_inputs(graph, inputs)
         with PROCESS.runtime(self.num_processors) as (runtime, helper):
             plan = self._plan(graph)

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from maniple.base.errors import EngineError, ManipleError
-from maniple.engine.bodies import Bodies, body_failed, check_inputs, reads_and_writes
+from maniple.engine.bodies import Bodies, body_failed, check_devices, check_inputs, reads_and_writes
 from maniple.engine.protocol import CompileBody
 from maniple.engine.reference.store import Store, detached
 from maniple.mesh.mesh import Mesh, Point
@@ -61,9 +61,7 @@ class ReferenceEngine:
             EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails; if there are
                 more than `MAX_DEVICES` devices.
         """
-        if graph.mesh.num_devices > MAX_DEVICES:
-            what = f"{graph.mesh} is {graph.mesh.num_devices} devices, and the reference engine keeps them all in one process"
-            raise EngineError(what, hint=f"at most {MAX_DEVICES} devices; maniple explain plans for any number")
+        check_devices(graph, "reference", MAX_DEVICES)
         check_inputs(graph, inputs)
         plan = self._plan(graph)
         with torch.no_grad():
