@@ -10,6 +10,7 @@ Contract: bitwise. No sum is cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
@@ -66,7 +67,7 @@ class _Divider:
         for axis in self.axes:
             if any(axis in layout.axes for layout in (*operands, *results)):
                 continue
-            option = next((o for o in self.options(op, axis) if self.fits(o, operands, results)), None)
+            option = next((o for o in self.options(op, axis) if self.fits(op, axis, o, operands, results)), None)
             if option is not None:
                 found = True
                 operands = [lay(s, axis, split) for s, split in zip(operands, option.operands, strict=True)]
@@ -91,12 +92,25 @@ class _Divider:
                 if option is not None and rule.sizes[factor] >= ways:
                     yield option
 
-    def fits(self, option: Option, operands: list[Sharding], results: list[Sharding]) -> bool:
+    def fits(self, op: Op, axis: str, option: Option, operands: list[Sharding], results: list[Sharding]) -> bool:
         """Return whether all results are divided, no sum is cut, and all dims can be split so."""
         if option.expands or not all(isinstance(split, Split) for split in option.results):
             return False
         layouts = zip((*operands, *results), (*option.operands, *option.results), strict=True)
-        return all(_can_split(layout, split) for layout, split in layouts)
+        return all(_can_split(layout, split) for layout, split in layouts) and self.cuts_alike(op, axis, option.name, (*operands, *results))
+
+    def cuts_alike(self, op: Op, axis: str, factor: str, layouts: Iterable[Sharding]) -> bool:
+        """Return whether `axis`, one more, cuts `factor` at the same places in all dims that hold it.
+
+        In a dim that holds more than the factor, a second axis finds a length that it would cut elsewhere, unless all parts are equal.
+        """
+        rule = definition(op.name).factors(op)
+        sides = zip(layouts, (*rule.operands, *rule.results), strict=True)
+        held = [(dim, parts) for layout, dims in sides for dim, parts in zip(dims, layout.dims, strict=True) if factor in dim]
+        before = {part.axis for _, parts in held for part in parts}
+        if not before or all(dim == (factor,) for dim, _ in held):
+            return True
+        return rule.sizes[factor] % math.prod(map(self.mesh.size, (*before, axis))) == 0
 
     def need(self, value: Value, layout: Sharding, user: Op | None) -> Value:
         """Return the version of `value` laid out so, making it if there is none."""

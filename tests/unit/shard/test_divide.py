@@ -53,6 +53,28 @@ def test_memory_that_is_not_shared_leaves_the_program_as_it_is() -> None:
     assert print_program(divide(program, Mesh.parse("dp=2"), ())) == print_program(program)
 
 
+@pytest.mark.parametrize(("rows", "parts"), [(6, "dp"), (8, "dp.tp")])
+def test_a_second_axis_cuts_between_rows_or_nowhere(rows: int, parts: str) -> None:
+    """Six rows among four devices are 2, 1, 2 and 1, which no part of the 36 elements of the reshaped tensor is."""
+    n, mesh = rows * 6, Mesh.parse("dp=2 tp=2")
+    text = f"""
+program {{
+  in %w: f64[{rows},6]{{_,_}} parameter "w"
+  %v: f64[{n}]{{_}} = reshape(%w) update
+  %n: f64[{n}]{{_}} = multiply(%v, %v) update
+  out %w "w"
+  out %n "n"
+}}
+"""
+    program = parse_program(text)
+    divided = divide(program, mesh, ("dp", "tp"))
+    verify_sharded(divided, mesh)
+    assert next(str(op.results[0].layout) for op in divided.ops if op.name == "reshape") == f"{{{parts}}}"
+    inputs = random_inputs(program, 0)
+    got = ReferenceEngine(compile_program).run(lower(divided, mesh, ("dp", "tp")), inputs)
+    torch.testing.assert_close(got["n"], inputs["w"].reshape(-1).square())
+
+
 def is_legal(program: Program, mesh: Mesh) -> bool:
     """Return whether no output of a random program is a partial result, or state of another layout."""
     try:
