@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,6 +21,9 @@ _LOG = logging.getLogger("maniple")
 
 NUM_PLANS: Final = 8
 """Plans that a step keeps: batch shapes that take turns, training and evaluation."""
+
+_TURN: Final = threading.RLock()
+"""Held by the thread whose turn it is to step: tracing takes hold of modules and parts of PyTorch, and steps may have state in common."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +51,7 @@ class Step:
     State lives where the user put it: the module's parameters and buffers and the optimizer's state are up to date when a call returns,
     and what is loaded into them is used by the next one. A call that fails leaves them as they were, unless it fails amid the update: then
     the next calls are refused until all that was being updated has been loaded again. Ctrl-C never does that: an update that has begun
-    is finished first.
+    is finished first. Threads that step at once take turns, also on different steps.
 
     Attributes:
         num_steps: calls that finished.
@@ -82,7 +86,7 @@ class Step:
             EngineError: if the step fails while it runs.
         """
         trace = self._trace
-        with nullcontext() if trace is None else trace.step(self.num_steps):
+        with _TURN, nullcontext() if trace is None else trace.step(self.num_steps):
             with span(trace, "find plan"):
                 compiled = self.compile(*args)
             binding = compiled.binding
@@ -162,15 +166,16 @@ class Step:
         plan, and of those three what the optimizer's Python code asked of them. When one changes the step is compiled again, and the log
         says what changed. The `NUM_PLANS` plans used last are kept.
         """
-        signature = self._frontend.signature(self.function, self.bound, args)
-        known = next((c for c in self._compiled if c.signature == signature and c.binding.holds()), None)
-        if known is None:
-            self._log_change(signature)
-            known = self._compile(signature, args)
-        else:
-            self._compiled.remove(known)
-        self._compiled = [*self._compiled, known][-NUM_PLANS:]
-        return known
+        with _TURN:
+            signature = self._frontend.signature(self.function, self.bound, args)
+            known = next((c for c in self._compiled if c.signature == signature and c.binding.holds()), None)
+            if known is None:
+                self._log_change(signature)
+                known = self._compile(signature, args)
+            else:
+                self._compiled.remove(known)
+            self._compiled = [*self._compiled, known][-NUM_PLANS:]
+            return known
 
     def _compile(self, signature: Hashable, args: Sequence[Any]) -> Compiled:
         start = time.perf_counter()
