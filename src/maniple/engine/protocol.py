@@ -66,9 +66,9 @@ class Engine(Protocol[Tensor]):
             trace: what to record in: every point task that ran, and what the runtime did beside them. None costs nothing per task.
 
         Returns:
-            A whole tensor for each of the graph's outputs, by name. State that was updated in place is the tensor that was given. The
-            others share memory neither with `inputs` nor with one another; those that are new state the caller copies to where the user
-            sees it.
+            A whole tensor for each of the graph's outputs, by name. State that was updated in place, or not at all, may be the tensor that
+            was given. The others share memory neither with `inputs` nor with one another; those that are new state the caller copies to
+            where the user sees it.
 
         Raises:
             EngineError: naming the task and the user's line. `state_changed` then tells whether state in `inputs` was written to.

@@ -30,6 +30,9 @@ class Binding:
         Args:
             args: the step's arguments, of the structure that was captured.
             step: number of the step, which random numbers depend on.
+
+        Raises:
+            CaptureError: if state that the step changes shares memory with anything else that it looks at.
         """
         found = {**self.captured.state(), **self.captured.batch.tensors(args)}
         for name, number in self.captured.hyperparameters().items():
@@ -37,13 +40,15 @@ class Binding:
         for item in self.captured.program.inputs:
             if item.kind == "rng":
                 found[item.name] = torch.tensor(step_seed(torch.initial_seed(), step))
-        return {item.name: found[item.name].detach() for item in self.captured.program.inputs}
+        inputs = {item.name: found[item.name].detach() for item in self.captured.program.inputs}
+        self.captured.apart.check(inputs)
+        return inputs
 
     def commit(self, outputs: Mapping[str, Tensor]) -> None:
         """Copy new state into the user's tensors; state that is new is put where the optimizer would have put it."""
         with torch.no_grad():
             for name, slot in self.captured.slots.items():
-                if name not in outputs:
+                if name not in outputs or name in self.captured.unchanged:
                     continue
                 live = slot.get()
                 if live is None:

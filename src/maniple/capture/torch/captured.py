@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from maniple.base.errors import CaptureError
+from maniple.capture.torch.apart import Apart, unchanged_inputs
 from maniple.capture.torch.batch import BatchStructure, ResultStructure, batch_structure
 from maniple.capture.torch.errors import explained
 from maniple.capture.torch.guards import Signature, describe_change, signature
@@ -44,6 +46,16 @@ class Captured:
     result: ResultStructure
     guards: tuple[NumberGuard, ...]
     signature: Signature
+
+    @cached_property
+    def unchanged(self) -> frozenset[str]:
+        """Names of the state that the step leaves as it is."""
+        return unchanged_inputs(self.program)
+
+    @cached_property
+    def apart(self) -> Apart:
+        """What checks that the state that the step changes lies apart."""
+        return Apart(self.program)
 
     def hyperparameters(self) -> dict[str, float]:
         """Return the numbers as they are now, by input name."""

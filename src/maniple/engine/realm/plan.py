@@ -45,9 +45,9 @@ class Plan:
         self._runs = [self._point(point) for point in self._points]
         self._calls = self._plain_calls = [run.run for run in self._runs]
         whole = {name: self._placement.whole(buffer) for buffer, name in graph.outputs}
-        updated = {source for source, slot in self._placement.inputs.items() if slot in self._placement.updated}
-        self._updated = [name for name in whole if name in updated]
-        self._outputs: dict[str, Take] = {name: taker(read) for name, read in whole.items() if name not in updated}
+        there = set(graph.inputs)  # outputs that are inputs: updated where they lie, or left as they are
+        self._there = [name for buffer, name in graph.outputs if (buffer, name) in there]
+        self._outputs: dict[str, Take] = {name: taker(read) for name, read in whole.items() if name not in self._there}
         self._values.extend([None] * self._placement.num_slots)
         self._free_early({slot for read in whole.values() for slot in slots_of(read)})
         self._held = [torch.empty(0)] * len(self._placement.allocations)
@@ -177,7 +177,7 @@ class Plan:
         taken |= {
             _address(tensor) for tensor, about in zip(self._held, self._placement.allocations, strict=True) if not about.returned
         }  # fmt: skip
-        outputs = {name: inputs[name] for name in self._updated}
+        outputs = {name: inputs[name] for name in self._there}
         for name, take in self._outputs.items():
             tensor = take(self._values).detach()
             overlaps = tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()  # strides of 0
