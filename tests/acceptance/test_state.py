@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import signal
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -116,9 +120,6 @@ def test_ctrl_c_amid_the_update_lets_it_finish() -> None:
 
 def interrupt_in(step: maniple.api.Step, chosen: Callable[[Sequence[Destination]], bool]) -> None:
     """Let the step's next run be interrupted while a body runs whose destinations are `chosen`."""
-    import signal
-    import time
-
     sent: list[bool] = []
 
     def compiled(local: LocalProgram, destinations: Sequence[Destination] = ()) -> Body:
@@ -152,3 +153,49 @@ def test_an_average_outside_of_the_step_and_loading_between_steps() -> None:
     want, _ = copy.deepcopy(model), None
     step(batch_of(3))
     assert not any(torch.equal(a, b) for a, b in zip(want.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "line", "finishes"),
+    [
+        ("plan.py", "run", 1, False),
+        ("plan.py", "_begin", 1, False),
+        ("spawn_list.py", "run", 1, False),
+        ("plan.py", "_take_outputs", 2, True),
+        ("plan.py", "_clear", 2, True),
+        ("binding.py", "commit", 1, True),
+        ("binding.py", "commit", 4, True),
+    ],
+)
+def test_ctrl_c_at_any_line_of_the_main_thread(file: str, function: str, line: int, finishes: bool) -> None:
+    """The step happens whole, or not at all, and the next one works."""
+    mine, theirs, step = stepping(Spoiled())
+    interrupt_at(file, function, line)
+    with pytest.raises(KeyboardInterrupt):
+        step(batch_of(2))
+    assert sys.gettrace() is None, "the line was never reached"
+    if finishes:
+        train_step(*theirs, batch_of(2))
+    assert step.num_steps == 2 + finishes
+    assert_same(mine, theirs)
+    step(batch_of(3))
+    train_step(*theirs, batch_of(3))
+    assert_same(mine, theirs)
+
+
+def interrupt_at(file: str, function: str, line: int) -> None:
+    """Raise KeyboardInterrupt, as Ctrl-C does, before line number `line` that a function of this thread runs."""
+    count = 0
+
+    def each_line(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        if count == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return each_line
+
+    def each_call(frame: FrameType, _event: str, _argument: object) -> Any:
+        return each_line if frame.f_code.co_filename.endswith(file) and frame.f_code.co_name == function else None
+
+    sys.settrace(each_call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Final
 from maniple.api.compile import Plan, compile_program
 from maniple.api.frontends import detect, engine_or_default, frontend, make_engine
 from maniple.base.errors import EngineError, StrategyError
-from maniple.engine.protocol import Interrupted
+from maniple.engine.protocol import Interrupted, uninterrupted
 from maniple.mesh import Strategy
 from maniple.trace import Trace, span
 
@@ -22,8 +23,25 @@ _LOG = logging.getLogger("maniple")
 NUM_PLANS: Final = 8
 """Plans that a step keeps: batch shapes that take turns, training and evaluation."""
 
-_TURN: Final = threading.RLock()
-"""Held by the thread whose turn it is to step: tracing takes hold of modules and parts of PyTorch, and steps may have state in common."""
+
+class _Turn:
+    """Held by the thread whose turn it is to step: tracing takes hold of modules and parts of PyTorch, and steps may share state."""
+
+    def __init__(self) -> None:
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)  # another thread of the parent may have held the old one
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+_TURN: Final = _Turn()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,9 +121,9 @@ class Step:
                     self._half_updated = binding.versions(compiled.plan.updated)
                 raise
             with span(trace, "commit"):
-                binding.commit(outputs)
+                _, again = uninterrupted(lambda: binding.commit(outputs))
             self.num_steps += 1
-            if interrupted:
+            if interrupted or again:
                 raise KeyboardInterrupt
             with span(trace, "make result"):
                 return binding.result(outputs)
@@ -121,7 +139,10 @@ class Step:
         left = self._half_updated.unchanged(binding.versions(self._half_updated.of))
         if left:
             what = f"the step that failed had begun to update state: {left[0]} and {len(left) - 1} more may be old or new"
-            raise EngineError(what, hint="load a checkpoint: model.load_state_dict(...), optimizer.load_state_dict(...)")
+            raise EngineError(
+                what,
+                hint="load a checkpoint: model.load_state_dict(...), optimizer.load_state_dict(...); writing through .data is not seen",
+            )
         self._half_updated = None
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from maniple.mesh.mesh import Mesh
@@ -11,6 +11,7 @@ from maniple.taskgraph.graph import TaskGraph
 from maniple.trace import Trace
 
 Tensor = TypeVar("Tensor")
+Result = TypeVar("Result")
 Tensor_co = TypeVar("Tensor_co", covariant=True)
 
 
@@ -75,6 +76,20 @@ class Engine(Protocol[Tensor]):
             KeyboardInterrupt: if Ctrl-C arrives; once state is being written to the step first comes to its end, and `Interrupted` is
                 raised instead.
         """
+
+
+def uninterrupted(function: Callable[[], Result]) -> tuple[Result, bool]:
+    """Call `function` until it returns; return what it does, and whether Ctrl-C arrived meanwhile.
+
+    Args:
+        function: may be called again after it was broken off anywhere.
+    """
+    interrupted = False
+    while True:
+        try:
+            return function(), interrupted
+        except KeyboardInterrupt:
+            interrupted = True
 
 
 class Interrupted(BaseException):  # like KeyboardInterrupt, which it stands for

@@ -5,7 +5,7 @@ no operand or result splits along such an axis is split by one of its factors; o
 want whole is there when all have made theirs: slices and gathers cost nothing but the wait. An op goes on with the split of its operands
 where it can. Outside of the update, where every result that another device needs costs a wait, only an op with much work begins a split.
 
-Contract: bitwise. No sum is cut.
+Contract: no sum is cut, so that only what a kernel does with a smaller operand can change the last bits.
 """
 
 from __future__ import annotations

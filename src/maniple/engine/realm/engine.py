@@ -78,17 +78,17 @@ class RealmEngine:
             EngineError: naming the task and the user's line, if an input is missing or has another shape, or a body fails; if there are
                 more than `MAX_DEVICES` devices; or with the reason, if Realm cannot be had.
         """
+        self.state_changed = False
         check_devices(graph, "realm", MAX_DEVICES)
         check_inputs(graph, inputs)
         with PROCESS.runtime(self.num_processors) as (runtime, helper):
             plan = self._plan(graph)
-            self.state_changed = False
             try:
                 return plan.run(runtime, helper, self.num_processors, inputs, self._rng, trace)
             except Interrupted:
                 raise
             except BaseException:
-                self.state_changed = plan.state_changing
+                self.state_changed = plan.state_was_changing()
                 raise
 
     def _plan(self, graph: TaskGraph) -> Plan:

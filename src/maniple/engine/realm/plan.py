@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from maniple.engine.bodies import Bodies, reads_and_writes
-from maniple.engine.protocol import CompileBody, Interrupted
+from maniple.engine.protocol import CompileBody, Interrupted, uninterrupted
 from maniple.engine.realm.binding import Runtime
 from maniple.engine.realm.placement import Allocation, Placement
 from maniple.engine.realm.points import DTYPES, PointRun, ReadCount, Slots, State, Take, destinations, slots_of, taker
@@ -119,36 +119,41 @@ class Plan:
             self._begin(inputs)
         timing = self._choose_calls(trace)
         start_ns = time.perf_counter_ns()
-        interrupted = self._run_all(self._list)
-        if trace is not None and timing is not None:
+        try:
+            interrupted = self._run_all(self._list)
+        except BaseException:
+            if self._list.settled:
+                self._clear()
+            raise
+        if trace is not None and timing is not None and not interrupted:
             trace.append(Work("issue", "runtime"), MAIN, start_ns, self._list.issued_ns)
             trace.append(Work("wait", "wait"), MAIN, self._list.issued_ns, time.perf_counter_ns())
             timing.record(trace, self.graph, self._points, num_processors, start_ns)
         with torch.no_grad(), span(trace, "take outputs"):
-            outputs = self._take_outputs(inputs)
+            outputs, again = uninterrupted(lambda: self._take_outputs(inputs))
         with span(trace, "free"):
-            self._clear()
-        if interrupted:
+            _, once_more = uninterrupted(self._clear)
+        self._state.changing = False
+        if interrupted or again or once_more:
             raise Interrupted(outputs)
         return outputs
 
     def _run_all(self, spawns: SpawnList) -> bool:
         """Run every point task; return whether Ctrl-C arrived once state was being written to, from when on no task is left out."""
-        self._state.changing = False
         try:
             succeeded = spawns.run(may_stop=lambda: not self._state.changing)
         except KeyboardInterrupt:
-            if spawns.stopped:
+            if not spawns.ended:
                 raise
             return True
         if not succeeded:
             raise min(self._failures, key=lambda failure: failure[0])[1]
         return False
 
-    @property
-    def state_changing(self) -> bool:
-        """Whether the last step has begun to write to the caller's state."""
-        return self._state.changing
+    def state_was_changing(self) -> bool:
+        """Return whether a step that failed had begun to write to the caller's state, and forget it."""
+        changing, self._state.changing = self._state.changing, False
+        return changing
 
     def _choose_calls(self, trace: Trace | None) -> Timing | None:
         """Let the processors take the time of each point task, or not."""
@@ -162,8 +167,6 @@ class Plan:
     def _begin(self, inputs: Mapping[str, torch.Tensor]) -> None:
         if not self._clean:  # the last step did not come to its end
             self._clear()
-            for count in self._counters:
-                count.reset()
         self._clean = False
         for number, allocation in enumerate(self._placement.allocations):
             if allocation.returned and _uses(self._held[number]) > self._uses[number]:  # the caller kept it
@@ -186,10 +189,14 @@ class Plan:
         return outputs
 
     def _clear(self) -> None:
-        """Let go of what belongs to one step."""
+        """Let go of what belongs to one step, and begin the counts of reads anew."""
+        for count in self._counters:
+            count.reset()
         for slot in (*self._placement.temporary, *self._placement.inputs.values()):
             self._values[slot] = None
         self._failures.clear()
+        if self._list is not None:
+            self._list.ended = False
         self._clean = True
 
     def _call(self, number: int) -> bool:

@@ -47,6 +47,7 @@ class SpawnList:
     Attributes:
         runtime: what it was prepared for.
         num_instructions: spawns and merges of a step.
+        ended: whether every body of the last run has run.
         issued_ns: when the last step had been issued, by `time.perf_counter_ns`.
     """
 
@@ -63,6 +64,7 @@ class SpawnList:
             body: called on a processor's thread with the number of a spawn; says whether all went well. It must not raise.
         """
         self.runtime = runtime
+        self.ended = False
         self.issued_ns = 0
         self._issue = helper.maniple_issue
         self._issue.argtypes, self._issue.restype = [c_void_p, POINTER(c_int64)], c_int
@@ -105,11 +107,6 @@ class SpawnList:
         for at, priority in zip(self._at, priorities, strict=True):
             self._list[at].priority = priority
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the last run left out bodies."""
-        return bool(self._step.stopped)
-
     def run(self, may_stop: Callable[[], bool] = lambda: True) -> bool:
         """Issue the list and wait for its end.
 
@@ -124,18 +121,25 @@ class SpawnList:
         Raises:
             EngineError: if Realm refuses.
         """
+        self.ended = False
         self._step.stopped, self._step.done = 0, 0
         try:
             self._issue_all()
             self.issued_ns = time.perf_counter_ns()
             self.runtime.wait(self._step.done)
+            self.ended = not self._step.stopped
             self._step.done = 0
         except BaseException:
             if may_stop():
                 self._step.stopped = 1
             self.settle()
             raise
-        return not self._step.stopped
+        return self.ended
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of the last run runs any more."""
+        return not self._step.done
 
     def _issue_all(self) -> None:
         failed_at = c_int64()
@@ -153,6 +157,7 @@ class SpawnList:
         while self._step.done:
             try:
                 self.runtime.wait(self._step.done)
+                self.ended = not self._step.stopped
                 self._step.done = 0
             except EngineError:  # given up: nothing of it runs
                 self._step.done = 0

@@ -15,7 +15,7 @@ from maniple.base.errors import LoweringError
 from maniple.ir.program import Op, Program, Value
 from maniple.kernels.torch.elementwise import ELEMENTWISE
 from maniple.kernels.torch.emit import Emit, dtype, full, literal, scalar
-from maniple.kernels.torch.fuse import fused
+from maniple.kernels.torch.fuse import adam_state, fused
 from maniple.kernels.torch.nn import NN, NN_FUNCTIONS
 from maniple.kernels.torch.random import RANDOM, RANDOM_FUNCTIONS
 from maniple.kernels.torch.structure import STRUCTURE
@@ -66,6 +66,9 @@ class Body:
             return self.function(*arguments)
 
 
+_NONE: Final = frozenset[int]()
+
+
 class _Writer:
     def __init__(self, program: Program, destinations: Sequence[Destination], tile: bool) -> None:  # noqa: FBT001  # internal
         self.program = program
@@ -75,6 +78,7 @@ class _Writer:
         ops = fused(program.ops, {item.value for item in program.outputs})
         self.items = list(grouped([op for op in ops if op.name != "constant"])) if tile else [op for op in ops if op.name != "constant"]
         self.last_use = {value: item for item in self.items for value in _operands(item)}
+        self.order = {id(item): at for at, item in enumerate(self.items)}
         self.kept = {item.value for item in program.outputs}
         self.roots = _roots(program)
         self.destinations = {f"out{given.output}": given for given in destinations}
@@ -98,7 +102,7 @@ class _Writer:
             raise LoweringError(f"there is no PyTorch kernel for {op.name}: {op!r}", where=op.location)
         operands = [self.operand(value, inline=op.name in ELEMENTWISE or op.name == "adam") for value in op.operands]
         if op.name == "adam":
-            operands += [self.target(value, op) or "None" for value in op.results]
+            operands += [self.target(value, op, own) or "None" for value, own in zip(op.results, adam_state(op), strict=True)]
         return f"{', '.join(self.name(result) for result in op.results)} = {KERNELS[op.name](op, operands)}"
 
     def lines(self, item: Op | Group) -> Iterator[str]:
@@ -117,14 +121,15 @@ class _Writer:
         """Yield the loop that runs a group; afterwards only the results that are used outside of it have names."""
         made = [value for op in group.ops for value in op.results]
         stored = [value for value in made if value in self.kept or self.last_use.get(value, group) is not group]
-        whole = {value: self.name(value) for value in (*group.operands, *stored)}
+        cut_up = [value for value in group.operands if value not in self.constants]
+        whole = {value: self.name(value) for value in (*cut_up, *stored)}
         for value in stored:
             target = self.target(value, group)
             yield f"{whole[value]} = {target or f'torch.empty({literal(group.shape)}, dtype={dtype(value.type.dtype)}, device=device)'}"
         cut = {value: f"t{number}" for number, value in enumerate(whole)}
         split = ", ".join(f"{name}.split({group.rows}, {group.dim})" for name in whole.values())
         yield f"for {', '.join(cut.values())}, in zip({split}):"
-        outside, self.names = self.names, {**self.names, **{value: cut[value] for value in group.operands}}
+        outside, self.names = self.names, {**self.names, **{value: cut[value] for value in cut_up}}
         for value in stored:
             del self.names[value]
         last = {value: op for op in group.ops for value in op.operands}
@@ -138,10 +143,18 @@ class _Writer:
         yield f"del {', '.join(cut.values())}"  # slices keep whole tensors alive
         self.names = outside
 
-    def target(self, value: Value, group: Op | Group) -> str | None:
-        """Return the destination that an item may write `value` to; None if it has none, or others still read what lies there."""
+    def target(self, value: Value, group: Op | Group, own: Value | None = None) -> str | None:
+        """Return the destination that an item may write `value` to; None if it has none, or others still read what lies there.
+
+        Args:
+            value: a result of the item.
+            group: the item.
+            own: the one operand that may lie there, if not any may.
+        """
         for name, given in self.destinations.items():
-            if self.program.outputs[given.output].value is value and all(self.is_last(number, group) for number in given.inputs):
+            if self.program.outputs[given.output].value is value and all(
+                self.is_last(number, group) and own in (None, self.program.inputs[number].value) for number in given.inputs
+            ):
                 self.written.add(name)
                 return name
         return None
@@ -152,16 +165,22 @@ class _Writer:
         seen = [value for value, roots in self.roots.items() if number in roots]
         if any(value in self.kept for value in seen) or any(value in group.operands for value in seen if value is not source):
             return False
-        order = {id(item): at for at, item in enumerate(self.items)}
-        return all(order[id(self.last_use[value])] <= order[id(group)] for value in seen if value in self.last_use)
+        at = self.order[id(group)]
+        return all(self.order[id(self.last_use[value])] <= at for value in seen if value in self.last_use)
 
     def source(self) -> str:
         inputs = ", ".join([*(self.name(item.value) for item in self.program.inputs), *self.destinations])
         lines = [line for item in self.items for line in self.lines(item)]
         outputs = [self.operand(item.value, inline=False) for item in self.program.outputs]
+        late = {name: given for name, given in self.destinations.items() if name not in self.written}
+        covered = {number for given in late.values() for number in given.inputs}
+        risky = [value for value in dict.fromkeys(item.value for item in self.program.outputs) if self.roots.get(value, _NONE) & covered]
+        for value in risky:  # what is about to be written over
+            lines.append(f"{self.name(value)} = {self.name(value)}.clone()")
+            self.roots[value] = _NONE
+        for name, given in late.items():
+            lines.append(f"{name}.copy_({outputs[given.output]})")
         for name, given in self.destinations.items():
-            if name not in self.written:
-                lines.append(f"{name}.copy_({outputs[given.output]})")
             outputs[given.output] = name
         lines.append(f"return ({', '.join(outputs)},)" if outputs else "return ()")
         return "\n    ".join([f"def body({inputs}):", *lines]) + "\n"

@@ -24,6 +24,12 @@ ADAM: Final[tuple[Pattern, ...]] = (("new_p=add", ("multiply", "p", "$kept"), _S
 SCALARS: Final = ("$rate1", "$beta2", "$rate2", "$correction", "$eps", "$size")
 
 
+def adam_state(op: Op) -> tuple[Value, Value, Value]:
+    """Return the operands of an `adam` op whose new values its results are, in the order of the results."""
+    p, _, m, v, *_ = op.operands
+    return p, m, v
+
+
 def fused(ops: Sequence[Op], kept: Collection[Value]) -> list[Op]:
     """Return `ops` with the gradient of cross entropy and each update of Adam as one op.
 
@@ -40,7 +46,8 @@ class _Graph:
 
     def __init__(self, ops: Sequence[Op], kept: Collection[Value]) -> None:
         self.makers = {value: op for op in ops for value in op.results}
-        self.uses = Counter([*(value for op in ops for value in op.operands), *kept])
+        self.reads = Counter(value for op in ops for value in op.operands)
+        self.uses = self.reads + Counter(kept)
         self.gone: set[Op] = set()
         self.new: dict[Op, Op] = {}
         for op in ops:
@@ -70,10 +77,12 @@ class _Graph:
                 continue
             found, inner = match.found, Counter(value for each in match.ops for value in each.operands)
             new = tuple(found[name] for name in ("new_p", "new_m", "new_v"))
-            ends = {found["new_p"]: 0, found["new_m"]: inner[found["new_m"]], found["new_v"]: inner[found["new_v"]]}
-            hidden = all(self.uses[v] == inner[v] for each in match.ops for v in each.results if v not in ends)
-            outside = [v for each in self.makers.values() if each not in match.ops for v in each.operands]
-            if not hidden or any(v in outside for v in new[1:]) or len({v.type for v in (*new, *(found[n] for n in "pgmv"))}) > 1:
+            hidden = all(self.uses[v] == inner[v] for each in match.ops for v in each.results if v not in new)
+            if (
+                not hidden
+                or any(self.reads[v] != inner[v] for v in new[1:])
+                or len({v.type for v in (*new, *(found[n] for n in "pgmv"))}) > 1
+            ):
                 return None
             self.gone |= {each for each in match.ops if each is not op}
             scalars = [found[name] for name in (*SCALARS, *(("$kept",) if "$kept" in found else ()))]
