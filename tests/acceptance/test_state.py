@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -120,14 +121,13 @@ def test_ctrl_c_amid_the_update_lets_it_finish() -> None:
 
 def interrupt_in(step: maniple.api.Step, chosen: Callable[[Sequence[Destination]], bool]) -> None:
     """Let the step's next run be interrupted while a body runs whose destinations are `chosen`."""
-    sent: list[bool] = []
+    first = threading.Lock()
 
     def compiled(local: LocalProgram, destinations: Sequence[Destination] = ()) -> Body:
         body = compile_program(local, destinations)
 
         def run(*operands: Any) -> tuple[torch.Tensor, ...]:
-            if chosen(destinations) and not sent:
-                sent.append(True)
+            if chosen(destinations) and first.acquire(blocking=False):  # once, whichever device comes first
                 signal.raise_signal(signal.SIGINT)
                 time.sleep(0.3)  # the main thread looks up meanwhile
             return body(*operands)
