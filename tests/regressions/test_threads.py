@@ -65,7 +65,8 @@ def test_models_of_their_own() -> None:
     found = [subject() for _ in range(3)]
     kinds = [("dp=2", "realm:2"), ("dp=2 tp=2", "realm:3"), ("dp=4", "reference")]
     steps = [maniple.parallelize(fit, *item, strategy=text, engine=engine) for item, (text, engine) in zip(found, kinds, strict=True)]
-    at_once([lambda step=step: [step(batch) for batch in batches(3)] for step in steps])
+    given = batches(3)  # made here: the random generator is one for all threads
+    at_once([lambda step=step: [step(batch) for batch in given] for step in steps])
     for other, _ in found:
         for name, tensor in model.state_dict().items():
             torch.testing.assert_close(other.state_dict()[name], tensor, msg=name)
