@@ -14,10 +14,11 @@ from maniple.engine.bodies import Bodies, reads_and_writes
 from maniple.engine.protocol import CompileBody, Interrupted, uninterrupted
 from maniple.engine.realm.binding import Runtime
 from maniple.engine.realm.placement import Allocation, Placement
-from maniple.engine.realm.points import DTYPES, PointRun, ReadCount, Slots, State, Take, destinations, slots_of, taker
+from maniple.engine.realm.points import PointRun, ReadCount, Slots, State, Take, destinations, slots_of, taker
 from maniple.engine.realm.schedule import PointTask, schedule
 from maniple.engine.realm.spawn_list import Spawn, SpawnList
 from maniple.engine.realm.timing import Timing
+from maniple.engine.tensors import DTYPES, detached
 from maniple.taskgraph.graph import TaskGraph
 from maniple.trace import Trace, Work, span
 from maniple.trace.trace import MAIN
@@ -176,17 +177,9 @@ class Plan:
 
     def _take_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the outputs; those are copied that share memory with what is not the caller's, with one another or within themselves."""
-        taken = {_address(tensor) for tensor in inputs.values()}
-        taken |= {
-            _address(tensor) for tensor, about in zip(self._held, self._placement.allocations, strict=True) if not about.returned
-        }  # fmt: skip
-        outputs = {name: inputs[name] for name in self._there}
-        for name, take in self._outputs.items():
-            tensor = take(self._values).detach()
-            overlaps = tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()  # strides of 0
-            outputs[name] = tensor.clone(memory_format=torch.contiguous_format) if _address(tensor) in taken or overlaps else tensor
-            taken.add(_address(tensor))
-        return outputs
+        ours = (tensor for tensor, about in zip(self._held, self._placement.allocations, strict=True) if not about.returned)
+        outputs = {name: take(self._values).detach() for name, take in self._outputs.items()}
+        return {name: inputs[name] for name in self._there} | detached(outputs, (*inputs.values(), *ours))
 
     def _clear(self) -> None:
         """Let go of what belongs to one step, and begin the counts of reads anew."""
@@ -222,10 +215,6 @@ def _prepare_thread() -> None:
     ctypes.pythonapi.PyGILState_Ensure()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _uses(tensor: torch.Tensor) -> int:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from types import MappingProxyType
-from typing import Final
 
 import torch
 
@@ -14,6 +12,7 @@ from maniple.base.errors import EngineError, ManipleError
 from maniple.engine.bodies import PointBody, body_failed, wrong_shape
 from maniple.engine.protocol import Destinations
 from maniple.engine.realm.placement import Combine, Gather, Read, Source, Write
+from maniple.engine.tensors import COMBINERS, DTYPES
 from maniple.ops.localize import Destination
 from maniple.taskgraph.graph import Task
 
@@ -23,16 +22,6 @@ Take = Callable[[Slots], torch.Tensor]
 
 Compute = Callable[[Slots], Sequence[torch.Tensor]]
 """Makes the results of a task from what is in the slots."""
-
-DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType({
-    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
-    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
-})  # fmt: skip
-"""PyTorch's name of every dtype of `TensorType`."""
-
-_COMBINERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(
-    {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
-)
 
 
 class State:
@@ -180,7 +169,7 @@ def _collect(read: Read | Combine, write: Write | None) -> Compute:
     target = _source_taker(write.target)
     if not isinstance(read, Combine):
         return lambda values: (target(values).copy_(take(values)),)
-    combiner, (first, second, *rest) = _COMBINERS[read.kind], [taker(partial) for partial in read.partials]
+    combiner, (first, second, *rest) = COMBINERS[read.kind], [taker(partial) for partial in read.partials]
 
     def combine(values: Slots) -> Sequence[torch.Tensor]:
         result = target(values)
@@ -210,7 +199,7 @@ def taker(read: Read | Combine) -> Take:
     if isinstance(read, Gather):
         return _gather_taker(read)
     takes = [taker(partial) for partial in read.partials]
-    combiner = _COMBINERS[read.kind]
+    combiner = COMBINERS[read.kind]
 
     def combine(values: Slots) -> torch.Tensor:
         result = combiner(takes[0](values), takes[1](values))  # a new tensor, for the others to be added to

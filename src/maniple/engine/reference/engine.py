@@ -15,7 +15,8 @@ import torch
 from maniple.base.errors import EngineError, ManipleError
 from maniple.engine.bodies import Bodies, body_failed, check_devices, check_inputs, reads_and_writes
 from maniple.engine.protocol import CompileBody
-from maniple.engine.reference.store import Store, detached
+from maniple.engine.reference.store import Store
+from maniple.engine.tensors import detached
 from maniple.mesh.mesh import Mesh, Point
 from maniple.taskgraph.graph import Task, TaskGraph
 from maniple.trace import Trace, span, task_work
@@ -72,7 +73,7 @@ class ReferenceEngine:
                 run(plan, store, graph.tasks[number], device)
             with span(trace, "take outputs"):
                 outputs = {name: store.whole(buffer) for buffer, name in graph.outputs}
-                return detached(outputs, inputs)
+                return detached(outputs, inputs.values())
 
     def _plan(self, graph: TaskGraph) -> _Plan:
         """Return what is kept of `graph`; a plan holds its graph, so that no other has its identity."""

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
 
 import torch
 
+from maniple.engine.tensors import COMBINERS
 from maniple.mesh.sharding import Pending
 from maniple.taskgraph.regions import Region, pieces, region_shape
-
-_COMBINERS: Final[Mapping[Pending, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = MappingProxyType(
-    {"sum": torch.Tensor.add, "max": torch.Tensor.maximum, "min": torch.Tensor.minimum}
-)
 
 
 @dataclass(slots=True)
@@ -50,7 +45,7 @@ def gather(wanted: Region, instances: Sequence[Instance]) -> torch.Tensor:
 
 def combine(kind: Pending, partials: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the sum, maximum or minimum of partial results, taken in the order given."""
-    combiner = _COMBINERS[kind]
+    combiner = COMBINERS[kind]
     result = partials[0]
     for partial in partials[1:]:
         result = combiner(result, partial)

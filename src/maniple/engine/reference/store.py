@@ -101,15 +101,3 @@ class Store:
         buffer = self._buffers[name]
         part = Part(Sharding.replicated(buffer.type.rank), tuple(sorted(buffer.sharding.axes)))
         return self._collect(buffer, part, dict.fromkeys(self.memory.mesh.names, 0))
-
-
-def detached(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return `outputs`, those copied that share memory with an input, an earlier output or within themselves."""
-    taken = {tensor.untyped_storage().data_ptr() for tensor in inputs.values()}
-    result = {}
-    for name, tensor in outputs.items():
-        storage = tensor.untyped_storage().data_ptr()
-        overlaps = tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()  # strides of 0
-        result[name] = tensor.clone(memory_format=torch.contiguous_format) if storage in taken or overlaps else tensor
-        taken.add(storage)
-    return result
