@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -101,14 +101,6 @@ def test_no_processor_is_refused() -> None:
         RealmEngine(compile_program, 0)
 
 
-def interrupts(delays_s: Iterator[float]) -> Iterator[threading.Timer]:
-    """Yield timers, started, that send SIGINT."""
-    for delay_s in delays_s:
-        timer = threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        yield timer
-
-
 def test_ctrl_c_at_random_times() -> None:
     graph, inputs = random_graph(5, "dp=2 tp=2")
     rng = random.Random(0)
@@ -117,8 +109,10 @@ def test_ctrl_c_at_random_times() -> None:
     want = engine.run(graph, fresh(inputs))
     step_s = time.perf_counter() - start
     interrupted = 0
-    for timer in interrupts(rng.random() * step_s for _ in range(30)):
+    for _ in range(30):
+        timer = threading.Timer(rng.random() * step_s, os.kill, (os.getpid(), signal.SIGINT))
         try:
+            timer.start()
             while timer.is_alive():
                 assert same(engine.run(graph, fresh(inputs)), want)
             timer.join()
