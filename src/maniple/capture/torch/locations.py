@@ -167,8 +167,7 @@ class OriginMode(TorchDispatchMode):
         phase, is_loose = self.position.phase()
         if phase == "backward":
             node = torch._C._current_autograd_node()
-            sequence = -1 if node is None else node._sequence_nr()
-            self.last = self.by_sequence.get(sequence, self.last)
+            self.last = self.last if node is None else self.by_sequence.get(node._sequence_nr(), self.last)
             return Origin(phase, self.last)
         scope = self.position.stack[-1] if self.position.stack else ""
         here = user_location(_caller(), scope)

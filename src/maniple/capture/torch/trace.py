@@ -7,7 +7,7 @@ traced as on a CPU, so that the ops do not depend on the device; no user code ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from maniple.base.errors import CaptureError
 from maniple.capture.torch.batch import BatchStructure, ResultStructure, result_structure
 from maniple.capture.torch.fake import FakeTensors
+from maniple.capture.torch.fold import NotApartError, updates_folded
 from maniple.capture.torch.hyperparameters import Number, NumberGuard, Symbols, find_numbers
 from maniple.capture.torch.locations import OriginMode, StepPosition
 from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, numbers_refused, schedulers_refused, texts_marked
@@ -80,6 +81,7 @@ class _Tracer:
     batch: BatchStructure
     batch_leaves: Sequence[object]
     promote: bool
+    fold: bool
     inputs: list[TraceInput] = field(default_factory=list)
     numbers: list[Number] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
@@ -113,11 +115,9 @@ class _Tracer:
 
     def run(self, *values: Any) -> list[Any]:  # tensors and symbolic floats
         """Run the step on traced values and return outputs, then gradients."""
-        proxy_mode = get_proxy_mode()
-        assert proxy_mode is not None, "runs under make_fx"
         with ExitStack() as stack:
             stack.enter_context(FunctionalTensorMode())
-            stack.enter_context(OriginMode(proxy_mode.tracer.graph, self.position))
+            stack.enter_context(OriginMode(self._tracer().graph, self.position))
             if self.promote:
                 stack.enter_context(PromoteFloat64())
             self._wrap(values)
@@ -134,6 +134,7 @@ class _Tracer:
             unchanged(self.bound),
             swapped_modules(self.bound, self.traced),
             swapped_optimizers(self.bound, self.traced, symbols),
+            updates_folded(self.bound, self._tracer()) if self.fold else nullcontext(),
             schedulers_refused(),
             checkpoint_traced_through(),
             numbers_refused(),
@@ -143,6 +144,12 @@ class _Tracer:
             torch.enable_grad(),
         ):
             yield
+
+    @staticmethod
+    def _tracer() -> Any:  # torch's PythonKeyTracer
+        proxy_mode = get_proxy_mode()
+        assert proxy_mode is not None, "runs under make_fx"
+        return proxy_mode.tracer
 
     def _wrap(self, values: Sequence[Any]) -> None:
         for entry, value in zip(self.inputs, values, strict=True):
@@ -283,17 +290,36 @@ def trace_step(
     batch_leaves: Sequence[object],
     *,
     promote: bool,
+    fold: bool = True,
 ) -> Trace:
     """Return the graph of `step_fn(*user_args)`, whose last arguments are the batch.
+
+    With `fold` optimizers are traced once for parameters that are alike.
 
     Raises:
         CaptureError: if the step does what a program cannot do.
         Exception: what torch or the user's code raises.
     """
+    try:
+        return _trace_step(step_fn, bound, user_args, batch, batch_leaves, promote=promote, fold=fold)
+    except NotApartError:
+        return _trace_step(step_fn, bound, user_args, batch, batch_leaves, promote=promote, fold=False)
+
+
+def _trace_step(
+    step_fn: Callable[..., object],
+    bound: Bound,
+    user_args: Sequence[object],
+    batch: BatchStructure,
+    batch_leaves: Sequence[object],
+    *,
+    promote: bool,
+    fold: bool,
+) -> Trace:
     env = ShapeEnv(allow_dynamic_output_shape_ops=False)
     mode = FakeTensors(shape_env=env, allow_non_fake_inputs=True)
     symbols = Symbols(env)
-    tracer = _Tracer(step_fn, bound, user_args, batch, batch_leaves, promote)
+    tracer = _Tracer(step_fn, bound, user_args, batch, batch_leaves, promote, fold)
     tracer.collect(mode, symbols)
     tracer.remember_python_state()
     with mode, _use_lazy_graph_module(should_use=True):  # nobody runs the graph: no code for it
