@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from maniple.base.errors import CaptureError, ManipleError
 from maniple.base.location import Location
 from maniple.base.types import TensorType
+from maniple.capture.torch.decompose import Decompositions
 from maniple.capture.torch.emit import DTYPES, Emitter, Scalar, type_of
 from maniple.capture.torch.locations import ORIGIN, Origin
 from maniple.capture.torch.state import ParameterSlot, Slot
@@ -47,7 +48,9 @@ class _Importer:
         self.builder = Builder(CATALOG)
         self.emitter = Emitter(self.builder, self._seed)
         self.env: dict[fx.Node, Any] = {}
-        self.origins = _origins(trace.module.graph)
+        self.origins = dict(_origins(trace.module.graph))
+        self.module = trace.module
+        self.decompositions = Decompositions()
 
     def _seed(self) -> Value:
         if self.seed is None:
@@ -117,7 +120,7 @@ class _Importer:
             elif name in ATEN:
                 result = ATEN[name](self.emitter, *args, **kwargs)
             else:
-                raise CaptureError(f"the op {name} has no mapping", where=origin.location, hint=_UNMAPPED)
+                result = self._decomposed(node, name)
         except ManipleError as error:
             if isinstance(error, CaptureError) and error.where is not None:
                 raise
@@ -126,6 +129,26 @@ class _Importer:
             raise CaptureError(f"{name}: called in a form that has no mapping ({error})", where=origin.location) from error
         self._check(node, name, result, types)
         self.env[node] = result
+
+    def _decomposed(self, node: fx.Node, name: str) -> Any:  # value, scalar or tuple of them
+        """Return what an op without a row gives, by simpler ops."""
+        found = self.decompositions.find(node)
+        if found is None:
+            raise CaptureError(f"the op {name} has no mapping", where=self.origins[node].location, hint=_UNMAPPED)
+        outer, (self.module, sources) = self.module, found
+        try:
+            placeholders = iter(sources)
+            for inner in self.module.graph.nodes:
+                self.origins[inner] = self.origins[node]
+                if inner.op == "placeholder":
+                    self.env[inner] = self.env[next(placeholders)]
+                elif inner.op == "output":
+                    result = fx.node.map_arg(inner.args[0], self._read)
+                else:
+                    self._import(inner)
+        finally:
+            self.module = outer
+        return tuple(result) if isinstance(result, list) else result
 
     def _check(self, node: fx.Node, name: str, result: Any, types: tuple[TensorType | None, ...]) -> None:  # value, scalar or tuple of them
         made = result if isinstance(result, tuple) else (result,)
@@ -149,7 +172,7 @@ class _Importer:
         return self.builder.constant(item, "bool" if isinstance(item, bool) else "i64" if isinstance(item, int) else "f64")
 
     def _constant(self, node: fx.Node) -> Value:
-        owner: Any = self.trace.module
+        owner: Any = self.module
         for word in str(node.target).split("."):
             owner = getattr(owner, word)
         return self._tensor(owner, is_fresh=all(_name(user) in _LIFTS for user in node.users))
