@@ -13,16 +13,19 @@ from maniple.ops.batch_norm import BATCH_NORM
 from maniple.ops.collectives import COLLECTIVES
 from maniple.ops.convolution import CONVOLUTION
 from maniple.ops.elementwise import ELEMENTWISE
+from maniple.ops.gather import GATHER
 from maniple.ops.lookup import LOOKUP
 from maniple.ops.normalize import NORMALIZE
 from maniple.ops.opdef import OpDef
 from maniple.ops.random import RANDOM
 from maniple.ops.reduce import REDUCE
 from maniple.ops.reshape import RESHAPE
+from maniple.ops.sort import SORT
 from maniple.ops.structure import STRUCTURE
 
 _FAMILIES = (
     ELEMENTWISE, STRUCTURE, RESHAPE, REDUCE, RANDOM, COLLECTIVES, LOOKUP, ACTIVATION, NORMALIZE, ATTENTION, CONVOLUTION, BATCH_NORM,
+    GATHER, SORT,
 )  # fmt: skip
 
 CATALOG: Final[Mapping[str, OpDef]] = MappingProxyType({row.name: row for family in _FAMILIES for row in family})

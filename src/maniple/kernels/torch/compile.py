@@ -16,16 +16,17 @@ from maniple.ir.program import Op, Program, Value
 from maniple.kernels.torch.elementwise import ELEMENTWISE
 from maniple.kernels.torch.emit import Emit, dtype, full, literal, scalar
 from maniple.kernels.torch.fuse import adam_state, fused
+from maniple.kernels.torch.indexing import INDEXING, INDEXING_FUNCTIONS
 from maniple.kernels.torch.nn import NN, NN_FUNCTIONS
 from maniple.kernels.torch.random import RANDOM, RANDOM_FUNCTIONS
 from maniple.kernels.torch.structure import STRUCTURE
 from maniple.kernels.torch.tiles import Group, grouped
 from maniple.ops.localize import Destination, LocalProgram
 
-KERNELS: Final[Mapping[str, Emit]] = {**ELEMENTWISE, **STRUCTURE, **RANDOM, **NN}
+KERNELS: Final[Mapping[str, Emit]] = {**ELEMENTWISE, **STRUCTURE, **RANDOM, **NN, **INDEXING}
 """How each op is written."""
 
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {**RANDOM_FUNCTIONS, **NN_FUNCTIONS}
+FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {**RANDOM_FUNCTIONS, **NN_FUNCTIONS, **INDEXING_FUNCTIONS}
 """What kernels may call by name, besides PyTorch."""
 
 

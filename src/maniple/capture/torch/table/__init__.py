@@ -19,13 +19,15 @@ from maniple.capture.torch.table.indexing import INDEXING
 from maniple.capture.torch.table.layers import LAYERS
 from maniple.capture.torch.table.loss import LOSS
 from maniple.capture.torch.table.normalize import NORMALIZE
+from maniple.capture.torch.table.order import ORDER
 from maniple.capture.torch.table.reduce import REDUCE
 from maniple.capture.torch.table.scalars import SCALARS
+from maniple.capture.torch.table.scatter import SCATTER
 from maniple.capture.torch.table.views import VIEWS
 
 Row = Callable[..., Any]
 
-_FAMILIES = (CONTRACT, CREATE, DIVIDE, ELEMENTWISE, GRADIENTS, INDEXING, LAYERS, LOSS, NORMALIZE, REDUCE, VIEWS)
+_FAMILIES = (CONTRACT, CREATE, DIVIDE, ELEMENTWISE, GRADIENTS, INDEXING, LAYERS, LOSS, NORMALIZE, ORDER, REDUCE, SCATTER, VIEWS)
 
 ATEN: Final[Mapping[str, Row]] = MappingProxyType({name: row for family in _FAMILIES for name, row in family.items()})
 

@@ -6,14 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from maniple.base.types import TensorType
 from maniple.capture.torch.emit import Emitter, Operand, broadcast_shape
 from maniple.capture.torch.table.create import index_along
-from maniple.capture.torch.table.views import padded, sliced
+from maniple.capture.torch.table.views import sliced
 from maniple.ir.program import Value
-
-NO_IGNORE: Final = -(2**62)
-"""An ignore_index that no label has."""
-
 
 def _embedding(e: Emitter, table: Value, ids: Value, _padding: int = -1, _scale: bool = False, sparse: bool = False) -> Value:
     if sparse:
@@ -27,60 +24,78 @@ def _embedding_grad(e: Emitter, g: Value, ids: Value, _size: int, padding: int, 
     return e("embedding_grad", g, ids, like=e.out, padding_idx=padding)
 
 
-def _flat_index(e: Emitter, x: Value, indices: Sequence[Value | None]) -> tuple[Value, int, int]:
-    """Return one index into the flattened indexed dims, which must stand together, the first of them and their number."""
-    dims = [d for d, index in enumerate(indices) if index is not None]
-    first, last = dims[0], dims[-1]
-    found = [index for index in indices if index is not None]
-    if len(dims) != last - first + 1 or any(index.type.dtype == "bool" for index in found):
-        raise NotImplementedError("index tensors that do not stand side by side, or are masks")
-    shape = broadcast_shape([index.type.shape for index in found])
+def _positions(e: Emitter, index: Value, n: int) -> Value:
+    """Return an index with negative ones counted from the end of a dim of `n`."""
+    index = e.cast(index, "i64")
+    return e.select(e.elementwise("compare_lt", index, 0), e.elementwise("add", index, n), index, "i64")
+
+
+def _flat_index(e: Emitter, x: Value, dims: Sequence[int], indices: Sequence[Value]) -> Value:
+    """Return one index into `dims` seen as one, major to minor."""
+    if any(index.type.dtype in ("bool", "u8") for index in indices):
+        raise NotImplementedError("index tensors that are masks")
+    shape = broadcast_shape([index.type.shape for index in indices])
     flat: Value | None = None
-    for dim, index in zip(dims, found, strict=True):
+    for dim, index in zip(dims, indices, strict=True):
         n = x.type.shape[dim]
-        index = e.expand(e.cast(index, "i64"), shape)  # noqa: PLW2901  # the same index
-        index = e.select(e.elementwise("compare_lt", index, 0), e.elementwise("add", index, n), index, "i64")  # noqa: PLW2901
-        flat = index if flat is None else e("add", e.elementwise("multiply", flat, n), index)
+        found = e.expand(_positions(e, index, n), shape)
+        flat = found if flat is None else e("add", e.elementwise("multiply", flat, n), found)
     assert flat is not None, "there is an index"
-    return flat, first, len(dims)
+    return flat
+
+
+def _indexed(indices: Sequence[Value | None]) -> tuple[list[int], list[Value]]:
+    """Return the dims that have an index, and these."""
+    dims = [d for d, index in enumerate(indices) if index is not None]
+    return dims, [index for index in indices if index is not None]
 
 
 def _index(e: Emitter, x: Value, indices: Sequence[Value | None]) -> Value:
-    flat, first, count = _flat_index(e, x, indices)
-    return _take(e, x, flat, first, count)
+    dims, found = _indexed(indices)
+    return take(e, x, _flat_index(e, x, dims, found), dims)
 
 
-def _take(e: Emitter, x: Value, flat: Value, first: int, count: int) -> Value:
-    """Return rows of dims [first, first + count), seen as one, in the place of those dims."""
-    rank, shape = x.type.rank, x.type.shape
-    middle = tuple(range(first, first + count))
-    rest = tuple(d for d in range(rank) if d not in middle)
-    table = e.reshape(e.transpose(x, (*middle, *rest)), (math.prod(shape[d] for d in middle), math.prod(shape[d] for d in rest)))
-    rows = e.reshape(e("embedding", table, flat), (*flat.type.shape, *(shape[d] for d in rest)))
-    n = flat.type.rank
-    return e.transpose(rows, (*range(n, n + first), *range(n), *range(n + first, rows.type.rank)))
+def _front(x: Value, dims: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the order of dims in which `dims` come first, and the dims of the rest."""
+    rest = tuple(d for d in range(x.type.rank) if d not in dims)
+    return (*dims, *rest), rest
+
+
+def _target(dims: Sequence[int], many: int, rank: int) -> tuple[int, ...]:
+    """Return where indexed rows `[n..., rest...]` have their dims in the result: n stands for `dims`, or first if these stand apart."""
+    first = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+    total = many + rank - len(dims)
+    return (*range(many, many + first), *range(many), *range(many + first, total))
+
+
+def take(e: Emitter, x: Value, flat: Value, dims: Sequence[int]) -> Value:
+    """Return the elements of `dims`, seen as one dim, that `flat` points to, in the place of those dims."""
+    perm, rest = _front(x, dims)
+    shape = x.type.shape
+    table = e.reshape(e.transpose(x, perm), (math.prod(shape[d] for d in dims), *(shape[d] for d in rest)))
+    rows = e("gather", table, flat, batch=0)
+    return e.transpose(rows, _target(dims, flat.type.rank, x.type.rank))
 
 
 def _index_select(e: Emitter, x: Value, dim: int, index: Value) -> Value:
-    dim %= x.type.rank
-    return _take(e, x, index, dim, 1)
+    if not x.type.rank:
+        return e.reshape(x, e.out.shape)
+    return e.reshape(take(e, x, index, [dim % x.type.rank]), e.out.shape)
 
 
 def _flip(e: Emitter, x: Value, dims: Sequence[int]) -> Value:
-    for dim in (d % x.type.rank for d in dims):
+    for dim in (d % x.type.rank for d in dims if x.type.rank):
         n = x.type.shape[dim]
         backward = e.elementwise("subtract", n - 1, index_along(e, (n,), 0))
-        x = _take(e, x, backward, dim, 1)
+        x = take(e, x, backward, [dim])
     return x
 
 
-def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
-    if len(indices) == 1 and indices[0] is not None and indices[0].type.dtype == "bool":
-        return _masked_put(e, x, indices[0], values, accumulate=accumulate)
-    if not accumulate:
-        raise NotImplementedError("index_put without accumulate")
-    flat, first, count = _flat_index(e, x, indices)
-    return e("add", x, _put(e, x, flat, values, first, count))
+def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False, _unsafe: bool = False) -> Value:
+    dims, found = _indexed(indices)
+    if len(indices) == 1 and found and found[0].type.dtype == "bool":
+        return _masked_put(e, x, found[0], values, accumulate=accumulate)
+    return put(e, x, _flat_index(e, x, dims, found), values, dims, "add" if accumulate else "set")
 
 
 def _masked_put(e: Emitter, x: Value, mask: Value, values: Value, *, accumulate: bool) -> Value:
@@ -93,83 +108,91 @@ def _masked_put(e: Emitter, x: Value, mask: Value, values: Value, *, accumulate:
     return e.select(mask, e("add", x, new) if accumulate else new, x, x.type.dtype)
 
 
-def _put(e: Emitter, x: Value, flat: Value, values: Value, first: int, count: int) -> Value:
-    """Return a tensor like `x` that has the sums of `values` where `flat` points, 0 elsewhere."""
-    rank, shape = x.type.rank, x.type.shape
-    middle = tuple(range(first, first + count))
-    rest = tuple(d for d in range(rank) if d not in middle)
-    n = flat.type.rank
-    full = (*(shape[d] for d in range(first)), *flat.type.shape, *(shape[d] for d in range(first + count, rank)))
-    values = e.expand(values, full)
-    values = e.transpose(values, (*range(first, first + n), *range(first), *range(first + n, values.type.rank)))
-    width = math.prod(shape[d] for d in rest)
-    like = x.type.with_shape((math.prod(shape[d] for d in middle), width))
-    summed = e("embedding_grad", e.reshape(values, (*flat.type.shape, width)), flat, like=like, padding_idx=-1)
-    perm = (*middle, *rest)
-    summed = e.reshape(summed, tuple(shape[d] for d in perm))
-    return e.transpose(summed, tuple(perm.index(d) for d in range(rank)))
+def put(e: Emitter, x: Value, flat: Value, values: Value, dims: Sequence[int], kind: str) -> Value:
+    """Return `x` with `values` where `flat` points in `dims`, seen as one dim: added up, or as `scatter` does it."""
+    perm, rest = _front(x, dims)
+    back = tuple(perm.index(d) for d in range(x.type.rank))
+    shape, many = x.type.shape, flat.type.rank
+    target = _target(dims, many, x.type.rank)
+    rows = (*flat.type.shape, *(shape[d] for d in rest))
+    spread = e.expand(e.cast(values, x.type.dtype), [rows[d] for d in target])
+    spread = e.transpose(spread, [target.index(d) for d in range(len(target))])
+    kept = e.transpose(x, perm)
+    table = x.type.with_shape((math.prod(shape[d] for d in dims), *(shape[d] for d in rest)))
+    if kind == "add":
+        summed = e.reshape(e("scatter_sum", spread, flat, like=table, batch=0), kept.type.shape)
+        return e("add", x, e.transpose(summed, back))
+    made = e("scatter", e.reshape(kept, table.shape), spread, flat, batch=0, kind=kind)
+    return e.transpose(e.reshape(made, kept.type.shape), back)
 
 
 def _index_add(e: Emitter, x: Value, dim: int, index: Value, values: Value, *, alpha: Operand = 1) -> Value:
     if alpha != 1:
-        raise NotImplementedError("index_add with a factor")
-    dim %= x.type.rank
-    return e("add", x, _put(e, x, index, values, dim, 1))
+        values = e.elementwise("multiply", values, alpha, dtype=x.type.dtype)
+    return _along(e, x, dim, index, values, "add")
 
 
-def _last(x: Value, dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the order of dims in which `dim` is last, and the order back."""
-    perm = (*(d for d in range(x.type.rank) if d != dim), dim)
-    return perm, tuple(perm.index(d) for d in range(x.type.rank))
+def _along(e: Emitter, x: Value, dim: int, index: Value, values: Value, kind: str) -> Value:
+    """Return `x` with the slices `values` where `index` points in `dim`."""
+    shape = x.type.shape
+    one = x if shape else e.reshape(x, (1,))
+    index = e.reshape(index, (index.type.num_elements,))
+    dim = dim % one.type.rank
+    full = (*one.type.shape[:dim], index.type.num_elements, *one.type.shape[dim + 1 :])
+    return e.reshape(put(e, one, index, e.reshape(values, full), [dim], kind), shape)
 
 
-def _labels(e: Emitter, x: Value, dim: int, index: Value) -> tuple[tuple[int, ...], Value]:
-    """Return the order of dims in which `dim` is last, and the index as labels in that order: dims of `x`, then one of its own.
-
-    The index may be smaller than `x` in other dims: it then stands for the first part.
-    """
-    perm, _ = _last(x, dim)
-    if any(index.type.shape[d] > x.type.shape[d] for d in perm[:-1]):
-        raise NotImplementedError(f"an index of shape {list(index.type.shape)} into {list(x.type.shape)}")
-    return perm, e.transpose(index, perm)
+def _index_copy(e: Emitter, x: Value, dim: int, index: Value, values: Value) -> Value:
+    return _along(e, x, dim, index, values, "set")
 
 
-def _gather(e: Emitter, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    dim %= x.type.rank
-    perm, labels = _labels(e, x, dim, index)
-    rows = e.transpose(x, perm)
-    for d, n in enumerate(labels.type.shape[:-1]):
-        rows = sliced(e, rows, d, 0, n)
-    *rest, k = labels.type.shape
-    n = x.type.shape[dim]
-    if k == 1:
-        labels = e.reshape(labels, rest)
-    else:
-        rows = e.expand(e.reshape(rows, (*rest, 1, n)), (*rest, k, n))
-    picked = e("pick", rows, labels, ignore_index=NO_IGNORE)
-    return e.transpose(e.reshape(picked, (*rest, k)), _last(x, dim)[1])
+def _index_fill(e: Emitter, x: Value, dim: int, index: Value, value: Operand) -> Value:
+    """Return `x` with one number where `index` points in `dim`."""
+    one = x if x.type.rank else e.reshape(x, (1,))
+    dim = dim % one.type.rank
+    n = one.type.shape[dim]
+    places = _positions(e, e.reshape(index, (index.type.num_elements,)), n)
+    ones = e.full(1, TensorType("i64", places.type.shape))
+    hit = e.elementwise("compare_gt", e("scatter_sum", ones, places, like=TensorType("i64", (n,)), batch=0), 0)
+    mask = e.b.broadcast(hit, one.type.shape, (dim,))
+    return e.reshape(e.select(mask, value, one, one.type.dtype), x.type.shape)
 
 
-def _scatter_add(e: Emitter, x: Value, dim: int, index: Value, source: Value) -> Value:
-    dim %= x.type.rank
-    perm, labels = _labels(e, x, dim, index)
-    source = e.transpose(source, perm)
-    for d, n in enumerate(labels.type.shape):
-        source = sliced(e, source, d, 0, n)
-    like = x.type.with_shape((*labels.type.shape, x.type.shape[dim]))
-    spread = e.sum(e("pick_grad", source, labels, like=like, ignore_index=NO_IGNORE), (-2,))
-    for d, n in enumerate(labels.type.shape[:-1]):
-        spread = padded(e, spread, d, 0, x.type.shape[perm[d]] - n)
-    return e("add", x, e.transpose(spread, _last(x, dim)[1]))
+def _take(e: Emitter, x: Value, index: Value) -> Value:
+    n = x.type.num_elements
+    return e("gather", e.reshape(x, (n,)), _positions(e, index, n), batch=0)
 
 
-def _scatter(e: Emitter, x: Value, dim: int, index: Value, source: Operand) -> Value:
-    dim %= x.type.rank
-    expected = (*x.type.shape[:dim], 1, *x.type.shape[dim + 1 :])
-    if index.type.shape != expected:
-        raise NotImplementedError(f"an index of shape {list(index.type.shape)} where {list(expected)} is mapped")
-    hits = e.elementwise("compare_eq", index_along(e, x.type.shape, dim), index)
-    return e.select(hits, source, x, x.type.dtype)
+def _put(e: Emitter, x: Value, index: Value, values: Value, accumulate: bool = False) -> Value:
+    n, count = x.type.num_elements, index.type.num_elements
+    flat = e.reshape(_positions(e, index, n), (count,))
+    done = put(e, e.reshape(x, (n,)), flat, e.reshape(values, (count,)), [0], "add" if accumulate else "set")
+    return e.reshape(done, x.type.shape)
+
+
+def _masked_scatter(e: Emitter, x: Value, mask: Value, source: Value) -> Value:
+    """Return `x` with the source's elements, in order, where the mask holds."""
+    out = e.out.shape
+    x, mask = e.expand(x, out), e.expand(mask, out)
+    n, m = x.type.num_elements, source.type.num_elements
+    if not m:
+        return x
+    flat = e.cast(e.reshape(mask, (n,)), "i64")
+    nth = e.elementwise("subtract", e("cumsum", flat, dim=0), 1)
+    nth = e.elementwise("minimum", e.elementwise("maximum", nth, 0), m - 1)
+    found = e("gather", e.reshape(source, (m,)), nth, batch=0)
+    return e.select(mask, e.reshape(found, out), x, x.type.dtype)
+
+
+def _masked_scatter_backward(e: Emitter, g: Value, mask: Value, sizes: Sequence[int]) -> Value:
+    """Return the gradient of the source: the gradients at the mask's places, in order."""
+    n, m = g.type.num_elements, math.prod(sizes)
+    flat = e.reshape(e.expand(mask, g.type.shape), (n,))
+    count = e("cumsum", e.cast(flat, "i64"), dim=0)
+    nth = e.select(flat, e.elementwise("subtract", count, 1), m, "i64")
+    nth = e.elementwise("minimum", nth, m)
+    summed = e("scatter_sum", e.reshape(g, (n,)), nth, like=g.type.with_shape((m + 1,)), batch=0)
+    return e.reshape(sliced(e, summed, 0, 0, m), sizes)
 
 
 INDEXING: Final[dict[str, Callable[..., Any]]] = {
@@ -182,8 +205,11 @@ INDEXING: Final[dict[str, Callable[..., Any]]] = {
     "aten.index_put.default": _index_put,
     "aten._unsafe_index_put.default": _index_put,
     "aten.index_add.default": _index_add,
-    "aten.gather.default": _gather,
-    "aten.scatter_add.default": _scatter_add,
-    "aten.scatter.value": _scatter,
-    "aten.scatter.src": _scatter,
+    "aten.index_copy.default": _index_copy,
+    "aten.index_fill.int_Scalar": _index_fill,
+    "aten.index_fill.int_Tensor": _index_fill,
+    "aten.take.default": _take,
+    "aten.put.default": _put,
+    "aten.masked_scatter.default": _masked_scatter,
+    "aten.masked_scatter_backward.default": _masked_scatter_backward,
 }

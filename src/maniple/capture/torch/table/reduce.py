@@ -47,6 +47,7 @@ def position(e: Emitter, x: Value, best: Value, dim: int) -> Value:
 
 def _extreme_dim(name: str) -> Callable[..., tuple[Value, Value]]:
     def row(e: Emitter, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+        x = x if x.type.rank else e.reshape(x, (1,))
         dim %= x.type.rank
         best = e.reduce(name, x, (dim,), keep=True)
         return e.reshape(best, e.out.shape), e.reshape(position(e, x, best, dim), e.out.shape)
@@ -58,6 +59,7 @@ def _arg_extreme(name: str) -> Callable[..., Value]:
     def row(e: Emitter, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         if dim is None:
             x, dim = e.reshape(x, (x.type.num_elements,)), 0
+        x = x if x.type.rank else e.reshape(x, (1,))
         dim %= x.type.rank
         return e.reshape(position(e, x, e.reduce(name, x, (dim,), keep=True), dim), e.out.shape)
 
@@ -117,11 +119,6 @@ def _norm(e: Emitter, x: Value, order: Number | None = 2, dims: int | Dims = Non
     return e.elementwise("power", e.sum(e.elementwise("power", size, order), found, keep=keepdim), 1 / order)
 
 
-def _cumsum(e: Emitter, x: Value, dim: int, *, dtype: object = None) -> Value:
-    x = e.cast(x, e.out.dtype)
-    return e("cumsum", x, dim=dim % x.type.rank) if x.type.rank else x
-
-
 def _logsumexp(e: Emitter, x: Value, dims: int | Sequence[int], keepdim: bool = False) -> Value:
     found = (dims,) if isinstance(dims, int) else dims
     highest = e.reduce("reduce_max", x, found, keep=True)
@@ -151,6 +148,5 @@ REDUCE: Final[dict[str, Callable[..., Any]]] = {
     "aten.std_mean.correction": _std_mean,
     "aten.linalg_vector_norm.default": _norm,
     **{f"aten.norm.{form}": _norm for form in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype")},
-    "aten.cumsum.default": _cumsum,
     "aten.logsumexp.default": _logsumexp,
 }
