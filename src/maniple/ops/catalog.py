@@ -21,11 +21,12 @@ from maniple.ops.random import RANDOM
 from maniple.ops.reduce import REDUCE
 from maniple.ops.reshape import RESHAPE
 from maniple.ops.sort import SORT
+from maniple.ops.special import SPECIAL
 from maniple.ops.structure import STRUCTURE
 
 _FAMILIES = (
     ELEMENTWISE, STRUCTURE, RESHAPE, REDUCE, RANDOM, COLLECTIVES, LOOKUP, ACTIVATION, NORMALIZE, ATTENTION, CONVOLUTION, BATCH_NORM,
-    GATHER, SORT,
+    GATHER, SORT, SPECIAL,
 )  # fmt: skip
 
 CATALOG: Final[Mapping[str, OpDef]] = MappingProxyType({row.name: row for family in _FAMILIES for row in family})

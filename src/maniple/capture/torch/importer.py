@@ -115,7 +115,9 @@ class _Importer:
         name = _name(node)
         try:
             self.emitter.outs = types = _types(node)
-            if name in SCALARS:
+            if isinstance(node.target, type):  # a named tuple of results
+                result = tuple(args[0])
+            elif name in SCALARS:
                 result = SCALARS[name](self.emitter, *args)
             elif name in ATEN:
                 result = ATEN[name](self.emitter, *args, **kwargs)

@@ -19,11 +19,12 @@ from maniple.kernels.torch.fuse import adam_state, fused
 from maniple.kernels.torch.indexing import INDEXING, INDEXING_FUNCTIONS
 from maniple.kernels.torch.nn import NN, NN_FUNCTIONS
 from maniple.kernels.torch.random import RANDOM, RANDOM_FUNCTIONS
+from maniple.kernels.torch.special import SPECIAL
 from maniple.kernels.torch.structure import STRUCTURE
 from maniple.kernels.torch.tiles import Group, grouped
 from maniple.ops.localize import Destination, LocalProgram
 
-KERNELS: Final[Mapping[str, Emit]] = {**ELEMENTWISE, **STRUCTURE, **RANDOM, **NN, **INDEXING}
+KERNELS: Final[Mapping[str, Emit]] = {**ELEMENTWISE, **STRUCTURE, **RANDOM, **NN, **INDEXING, **SPECIAL}
 """How each op is written."""
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {**RANDOM_FUNCTIONS, **NN_FUNCTIONS, **INDEXING_FUNCTIONS}
@@ -101,7 +102,7 @@ class _Writer:
     def assignment(self, op: Op) -> str:
         if op.name not in KERNELS:
             raise LoweringError(f"there is no PyTorch kernel for {op.name}: {op!r}", where=op.location)
-        operands = [self.operand(value, inline=op.name in ELEMENTWISE or op.name == "adam") for value in op.operands]
+        operands = [self.operand(value, inline=op.name in ELEMENTWISE or op.name in SPECIAL or op.name == "adam") for value in op.operands]
         if op.name == "adam":
             operands += [self.target(value, op, own) or "None" for value, own in zip(op.results, adam_state(op), strict=True)]
         return f"{', '.join(self.name(result) for result in op.results)} = {KERNELS[op.name](op, operands)}"

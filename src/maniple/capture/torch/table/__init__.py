@@ -23,11 +23,12 @@ from maniple.capture.torch.table.order import ORDER
 from maniple.capture.torch.table.reduce import REDUCE
 from maniple.capture.torch.table.scalars import SCALARS
 from maniple.capture.torch.table.scatter import SCATTER
+from maniple.capture.torch.table.special import SPECIAL
 from maniple.capture.torch.table.views import VIEWS
 
 Row = Callable[..., Any]
 
-_FAMILIES = (CONTRACT, CREATE, DIVIDE, ELEMENTWISE, GRADIENTS, INDEXING, LAYERS, LOSS, NORMALIZE, ORDER, REDUCE, SCATTER, VIEWS)
+_FAMILIES = (CONTRACT, CREATE, DIVIDE, ELEMENTWISE, GRADIENTS, INDEXING, LAYERS, LOSS, NORMALIZE, ORDER, REDUCE, SCATTER, SPECIAL, VIEWS)
 
 ATEN: Final[Mapping[str, Row]] = MappingProxyType({name: row for family in _FAMILIES for name, row in family.items()})
 

@@ -228,10 +228,6 @@ def _xlogy(e: Emitter, x: Operand, y: Operand) -> Value:
     return e.select(e.elementwise("compare_eq", x, 0), 0, product, e.out.dtype)
 
 
-def _expm1(e: Emitter, x: Value) -> Value:
-    return e.elementwise("subtract", e.elementwise("exponential", x, dtype=e.out.dtype), 1)
-
-
 def _scalar_tensor(e: Emitter, value: Operand, dtype: torch.dtype | None = None, **_options: Any) -> Value:  # layout, device
     kind = DTYPES[dtype] if dtype else e.out.dtype
     return e.full(value, TensorType(kind)) if not isinstance(value, Scalar) else e.cast(value.value, kind)
@@ -288,6 +284,5 @@ ELEMENTWISE: Final[dict[str, Row]] = {
     "aten.isnan.default": _is_nan,
     "aten.isinf.default": _is_inf,
     "aten.isfinite.default": _is_finite,
-    "aten.expm1.default": _expm1,
     "aten.scalar_tensor.default": _scalar_tensor,
 }

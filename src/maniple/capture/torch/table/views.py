@@ -34,6 +34,8 @@ def _to_out(e: Emitter, x: Value, *_args: object, **_options: object) -> Value:
 
 def _transpose(e: Emitter, x: Value, one: int, other: int) -> Value:
     perm = list(range(x.type.rank))
+    if not perm:
+        return x
     perm[one], perm[other] = perm[other], perm[one]
     return e.transpose(x, perm)
 
@@ -164,6 +166,39 @@ def _select_scatter(e: Emitter, x: Value, source: Value, dim: int, index: int) -
     return _slice_scatter(e, x, e.reshape(source, shape), dim, index, index + 1)
 
 
+def _diagonal(e: Emitter, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """Return the diagonal: of the two dims seen as one, every element that is one row and one column on."""
+    rows, columns = dim1 % x.type.rank, dim2 % x.type.rank
+    rest = [d for d in range(x.type.rank) if d not in (rows, columns)]
+    flat = e.transpose(x, (*rest, rows, columns))
+    *lead, n, m = flat.type.shape
+    length = e.out.shape[-1]
+    flat = e.reshape(flat, (*lead, n * m))
+    start = offset if offset >= 0 else -offset * m
+    if not length:
+        return sliced(e, flat, len(lead), 0, 0)
+    return sliced(e, flat, len(lead), start, start + (length - 1) * (m + 1) + 1, m + 1)
+
+
+def _diagonal_scatter(e: Emitter, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """Return `x` with its diagonal exchanged for `source`."""
+    rank = x.type.rank
+    rows, columns = dim1 % rank, dim2 % rank
+    at = [e("iota", like=TensorType("i64", x.type.shape), dim=d) for d in (rows, columns)]
+    mask = e.elementwise("compare_eq", e.elementwise("add", at[0], offset), at[1])
+    along = rows if offset >= 0 else columns  # the index along the diagonal
+    lead = source.type.rank - 1
+    source = padded(e, e.cast(source, x.type.dtype), lead, 0, x.type.shape[along] - source.type.shape[lead])
+    rest = [d for d in range(rank) if d not in (rows, columns)]
+    order = sorted(range(len(rest) + 1), key=[*rest, along].__getitem__)
+    spread = e.b.broadcast(e.transpose(source, order), x.type.shape, tuple(sorted((*rest, along))))
+    return e.select(mask, spread, x, x.type.dtype)
+
+
+def _diagonal_backward(e: Emitter, g: Value, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Value:
+    return _diagonal_scatter(e, e.full(0, g.type.with_shape(tuple(sizes))), g, offset, dim1, dim2)
+
+
 def _flatten_sizes(e: Emitter, x: Value, *_args: object) -> Value:
     assert math.prod(e.out.shape) == x.type.num_elements, "a view"
     return e.reshape(x, e.out.shape)
@@ -193,4 +228,8 @@ VIEWS: Final[dict[str, Callable[..., Any]]] = {
     "aten.select_backward.default": _select_backward,
     "aten.slice_scatter.default": _slice_scatter,
     "aten.select_scatter.default": _select_scatter,
+    "aten.diagonal.default": _diagonal,
+    "aten.diagonal_copy.default": _diagonal,
+    "aten.diagonal_scatter.default": _diagonal_scatter,
+    "aten.diagonal_backward.default": _diagonal_backward,
 }
