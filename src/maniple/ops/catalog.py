@@ -17,6 +17,7 @@ from maniple.ops.gather import GATHER
 from maniple.ops.lookup import LOOKUP
 from maniple.ops.normalize import NORMALIZE
 from maniple.ops.opdef import OpDef
+from maniple.ops.pool import POOL
 from maniple.ops.random import RANDOM
 from maniple.ops.reduce import REDUCE
 from maniple.ops.reshape import RESHAPE
@@ -26,7 +27,7 @@ from maniple.ops.structure import STRUCTURE
 
 _FAMILIES = (
     ELEMENTWISE, STRUCTURE, RESHAPE, REDUCE, RANDOM, COLLECTIVES, LOOKUP, ACTIVATION, NORMALIZE, ATTENTION, CONVOLUTION, BATCH_NORM,
-    GATHER, SORT, SPECIAL,
+    POOL, GATHER, SORT, SPECIAL,
 )  # fmt: skip
 
 CATALOG: Final[Mapping[str, OpDef]] = MappingProxyType({row.name: row for family in _FAMILIES for row in family})

@@ -1,4 +1,4 @@
-"""Convolution and max pooling over one to three spatial dims, and their gradients.
+"""Convolution over one to three spatial dims, and its gradients. A transposed convolution is the gradient with respect to the input.
 
 Layouts are `[batch, channels, *space]` and, for weights, `[out channels, in channels of one group, *kernel]`.
 """
@@ -14,13 +14,18 @@ from maniple.ir.program import Op
 from maniple.ops.elementwise import linear_in
 from maniple.ops.factors import FactorRule, rule
 from maniple.ops.opdef import Attrs, OpDef
-from maniple.ops.structure import flag_attr, int_attr, ints_attr
+from maniple.ops.structure import int_attr, ints_attr
 
-_WINDOW: Final = {"stride": 1, "padding": 0, "dilation": 1}
+WINDOW: Final = {"stride": 1, "padding": 0, "dilation": 1}
 """Attributes of one integer per spatial dim, and the least each may be."""
 
 
-def _ints(attrs: Attrs, name: str, count: int, least: int) -> tuple[int, ...]:
+def window_ints(attrs: Attrs, name: str, count: int, least: int) -> tuple[int, ...]:
+    """Return attribute `name`, which must hold `count` integers that are `least` or more.
+
+    Raises:
+        ValueError: if it does not.
+    """
     value = ints_attr(attrs, name)
     if len(value) != count or any(item < least for item in value):
         raise ValueError(f"attribute {name} must hold {count} integers from {least}, got {value!r}")
@@ -35,7 +40,7 @@ def _check_convolution(x: TensorType, w: TensorType, attrs: Attrs) -> TensorType
     if groups < 0 or x.shape[1] != groups * w.shape[1] or (groups and w.shape[0] % groups):
         raise ValueError(f"channels of {x} and {w} do not fit {groups} groups")
     space = x.rank - 2
-    stride, padding, dilation = (_ints(attrs, name, space, least) for name, least in _WINDOW.items())
+    stride, padding, dilation = (window_ints(attrs, name, space, least) for name, least in WINDOW.items())
     out = tuple(
         (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(x.shape[2:], w.shape[2:], stride, padding, dilation, strict=True)
     )
@@ -127,51 +132,6 @@ def _convolution_flops(y: TensorType, w: TensorType) -> int:
     return 2 * y.num_elements * math.prod(w.shape[1:])
 
 
-def _check_pool(x: TensorType, attrs: Attrs) -> TensorType:
-    """Return the type of `x` pooled."""
-    space = x.rank - 2
-    if not x.is_float or not 1 <= space <= 3:
-        raise ValueError(f"expected float values of 1 to 3 spatial dims, got {x}")
-    kernel = _ints(attrs, "kernel", space, 1)
-    stride, padding, dilation = (_ints(attrs, name, space, least) for name, least in _WINDOW.items())
-    ceil_mode = flag_attr(attrs, "ceil_mode")
-    out = []
-    for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
-        count = (n + 2 * p - d * (k - 1) - 1 + (s - 1 if ceil_mode else 0)) // s + 1
-        if ceil_mode and (count - 1) * s >= n + p:
-            count -= 1  # the last window would begin in the padding
-        out.append(count)
-    if any(n < 1 for n in out):
-        raise ValueError("the kernel is larger than the padded values")
-    return x.with_shape((*x.shape[:2], *out))
-
-
-def infer_max_pool(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
-    """Return the maxima and where in the flattened space each stands."""
-    if len(operands) != 1:
-        raise ValueError("expected one operand")
-    y = _check_pool(operands[0], attrs)
-    return y, TensorType("i64", y.shape)
-
-
-def infer_max_pool_grad(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
-    """Return the type of x for the result's gradient, x and indices."""
-    if len(operands) != 3:
-        raise ValueError("expected gradient, values and indices")
-    g, x, indices = operands
-    if g != _check_pool(x, attrs) or indices != TensorType("i64", g.shape):
-        raise ValueError("gradient and indices do not fit the values")
-    return (x,)
-
-
-def max_pool_factors(op: Op) -> FactorRule:
-    """Return the rule: batch and channels are free, space is whole."""
-    rank = op.results[0].type.rank
-    s, t = (" ".join(f"{letter}{i}" for i in range(rank - 2)) for letter in "st")
-    text = f"b c {s} -> b c {t}, b c {t}" if len(op.operands) == 1 else f"b c {t}, b c {s}, b c {t} -> b c {s}"
-    return rule(text, [v.type for v in op.operands], [v.type for v in op.results], whole=f"{s} {t}")
-
-
 CONVOLUTION: tuple[OpDef, ...] = (
     OpDef(
         "convolution", infer_convolution, convolution_factors, linear_in({0}, {1}),
@@ -187,13 +147,5 @@ CONVOLUTION: tuple[OpDef, ...] = (
         "convolution_grad_weight", infer_convolution_grad_weight, convolution_grad_weight_factors,
         linear_in({0}, {1}), lambda op: _convolution_flops(op.operands[0].type, op.results[0].type),
         localize=_localize_grad_weight, is_contraction=True,
-    ),
-    OpDef(
-        "max_pool", infer_max_pool, max_pool_factors, linear_in(),
-        lambda op: op.results[0].type.num_elements * math.prod(op.ints("kernel")),
-    ),
-    OpDef(
-        "max_pool_grad", infer_max_pool_grad, max_pool_factors, linear_in({0}),
-        lambda op: op.operands[0].type.num_elements,
     ),
 )  # fmt: skip

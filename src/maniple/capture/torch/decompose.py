@@ -63,13 +63,20 @@ def _form(node: fx.Node, sources: list[fx.Node]) -> Hashable:
     return described(node.args), tuple((name, described(value)) for name, value in sorted(node.kwargs.items()))
 
 
+def _plain(value: Any) -> Any:
+    """Return arguments in lists that may be changed, as those of a call are; a graph's may not."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return tuple(_plain(item) for item in value) if isinstance(value, tuple) else value
+
+
 def _traced(node: fx.Node, function: Callable[..., Any], sources: list[fx.Node], values: list[Any]) -> fx.GraphModule:
     """Return the graph of `function`, called as `node` calls its op."""
 
     def call(*given: Any) -> Any:  # tensors and symbolic floats
         at = dict(zip(sources, given, strict=True))
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), at.__getitem__)
-        return function(*args, **kwargs)
+        return function(*_plain(args), **{name: _plain(value) for name, value in kwargs.items()})
 
     mode = detect_fake_mode(values)
     with mode or nullcontext(), torch.no_grad():

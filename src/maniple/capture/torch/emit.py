@@ -192,7 +192,7 @@ class Emitter:
 
     def reduce(self, name: str, x: Value, dims: Sequence[int], *, keep: bool = False) -> Value:
         """Emit a reduction over dims (negative ones count from the end; none means all)."""
-        found = tuple(sorted({d % x.type.rank for d in dims})) if dims else tuple(range(x.type.rank))
+        found = tuple(sorted({d % x.type.rank for d in dims})) if dims and x.type.rank else tuple(range(x.type.rank))
         y = self(name, x, dims=found) if found else x
         return self.reshape(y, [1 if d in found else n for d, n in enumerate(x.type.shape)]) if keep else y
 

@@ -116,7 +116,7 @@ class _Importer:
         try:
             self.emitter.outs = types = _types(node)
             if isinstance(node.target, type):  # a named tuple of results
-                result = tuple(args[0])
+                result = tuple(args[0]) if isinstance(args[0], list | tuple) else tuple(args)
             elif name in SCALARS:
                 result = SCALARS[name](self.emitter, *args)
             elif name in ATEN:

@@ -181,6 +181,30 @@ def _max_pool_grad(op: Op, x: Sequence[str]) -> str:
     return f"torch.ops.aten.max_pool{space}d_with_indices_backward.default({x[0]}, {x[1]}, {window}, {x[2]})"
 
 
+def _sum_window(op: Op) -> tuple[int, str]:
+    """Return the number of spatial dims that PyTorch's average pooling has, and the window with 1 for the divisor."""
+    window = [op.ints(name) for name in ("kernel", "stride", "padding")]
+    if len(window[0]) == 1:
+        window = [(plain, *size) for plain, size in zip((1, 1, 0), window, strict=True)]
+    return len(window[0]), ", ".join([*(literal(size) for size in window), literal(op.attr("ceil_mode")), "True", "1"])
+
+
+def _sum_pool(op: Op, x: Sequence[str]) -> str:
+    space, window = _sum_window(op)
+    if op.results[0].type.rank == 3:
+        return f"torch.ops.aten.avg_pool2d.default({x[0]}.unsqueeze(2), {window}).squeeze(2)"
+    return f"torch.ops.aten.avg_pool{space}d.default({x[0]}, {window})"
+
+
+def _sum_pool_grad(op: Op, x: Sequence[str]) -> str:
+    space, window = _sum_window(op)
+    shape = op.results[0].type.shape
+    g, like = (f"{x[0]}.unsqueeze(2)", (*shape[:2], 1, *shape[2:])) if len(shape) == 3 else (x[0], shape)
+    values = f"{x[0]}.new_empty({literal(like)})"  # of which the kernel reads the shape
+    call = f"torch.ops.aten.avg_pool{space}d_backward.default({g}, {values}, {window})"
+    return f"{call}.squeeze(2)" if len(shape) == 3 else call
+
+
 NN: Final[Mapping[str, Emit]] = {
     "embedding": _or_zeros(_embedding),
     "embedding_grad": _or_zeros(_embedding_grad),
@@ -207,6 +231,8 @@ NN: Final[Mapping[str, Emit]] = {
     "convolution_grad_weight": _or_zeros(_convolution_grad_weight),
     "max_pool": _or_zeros(_max_pool),
     "max_pool_grad": _or_zeros(_max_pool_grad),
+    "sum_pool": _or_zeros(_sum_pool),
+    "sum_pool_grad": _or_zeros(_sum_pool_grad),
 }
 """Lookups, attention, normalisations, activations, convolutions and pooling."""
 

@@ -20,7 +20,9 @@ from maniple.capture.torch.table.layers import LAYERS
 from maniple.capture.torch.table.loss import LOSS
 from maniple.capture.torch.table.normalize import NORMALIZE
 from maniple.capture.torch.table.order import ORDER
+from maniple.capture.torch.table.pooling import POOLING
 from maniple.capture.torch.table.reduce import REDUCE
+from maniple.capture.torch.table.resample import RESAMPLE
 from maniple.capture.torch.table.scalars import SCALARS
 from maniple.capture.torch.table.scatter import SCATTER
 from maniple.capture.torch.table.special import SPECIAL
@@ -28,7 +30,7 @@ from maniple.capture.torch.table.views import VIEWS
 
 Row = Callable[..., Any]
 
-_FAMILIES = (CONTRACT, CREATE, DIVIDE, ELEMENTWISE, GRADIENTS, INDEXING, LAYERS, LOSS, NORMALIZE, ORDER, REDUCE, SCATTER, SPECIAL, VIEWS)
+_FAMILIES = (CONTRACT, CREATE, DIVIDE, ELEMENTWISE, GRADIENTS, INDEXING, LAYERS, LOSS, NORMALIZE, ORDER, POOLING, REDUCE, RESAMPLE, SCATTER, SPECIAL, VIEWS)
 
 ATEN: Final[Mapping[str, Row]] = MappingProxyType({name: row for family in _FAMILIES for name, row in family.items()})
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from maniple.base.types import TensorType
 from maniple.capture.torch.emit import Emitter
+from maniple.capture.torch.table.views import padded, sliced
 from maniple.ir.program import Value
 
 
@@ -61,125 +62,73 @@ def _attention_backward(
     return gq, _group_sum(e, gk, k), _group_sum(e, gv, v)
 
 
-def _spatial(values: Sequence[int], rank: int) -> tuple[int, ...]:
+def spatial(values: Sequence[int], rank: int) -> tuple[int, ...]:
     """Return one value for each spatial dim; ATen lets one stand for all."""
     found = tuple(int(value) for value in values)
     return found * (rank - 2) if len(found) == 1 else found
 
 
-def _convolution_attrs(
-    x: Value, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool, groups: int
-) -> dict[str, Any]:
-    if transposed:
-        raise NotImplementedError("transposed convolution")
-    rank = x.type.rank
+def _convolution_attrs(rank: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> dict[str, Any]:
     return {
-        "stride": _spatial(stride, rank), "padding": _spatial(padding, rank), "dilation": _spatial(dilation, rank), "groups": groups,
+        "stride": spatial(stride, rank), "padding": spatial(padding, rank), "dilation": spatial(dilation, rank), "groups": groups,
     }  # fmt: skip
+
+
+def _with_batch(e: Emitter, x: Value, rank: int) -> Value:
+    """Return values with a batch dim, which ATen lets them lack."""
+    return x if x.type.rank == rank else e.reshape(x, (1, *x.type.shape))
+
+
+def _fitted(e: Emitter, x: Value, y: TensorType, w: Value, attrs: dict[str, Any]) -> Value:
+    """Return what a transposed convolution spreads, with zeros after it where the result is longer than it alone makes it."""
+    window = zip(y.shape[2:], w.type.shape[2:], attrs["stride"], attrs["padding"], attrs["dilation"], strict=True)
+    for d, (n, k, s, p, dilation) in enumerate(window, start=2):
+        x = padded(e, x, d, 0, (n + 2 * p - dilation * (k - 1) - 1) // s + 1 - x.type.shape[d])
+    return x
 
 
 def _convolution(
     e: Emitter, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     transposed: bool, _output_padding: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
-    y = e("convolution", x, w, **_convolution_attrs(x, stride, padding, dilation, transposed, groups))
-    if bias is None:
-        return y
-    return e("add", y, e.b.broadcast(bias, y.type.shape, (1,)))
+    x, rank = _with_batch(e, x, w.type.rank), w.type.rank
+    attrs = _convolution_attrs(rank, stride, padding, dilation, groups)
+    if transposed:  # the gradient of a convolution from the result to x
+        out = e.out if e.out.rank == rank else e.out.with_shape((1, *e.out.shape))
+        y = e("convolution_grad_input", _fitted(e, x, out, w, attrs), w, like=out, **attrs)
+    else:
+        y = e("convolution", x, w, **attrs)
+    if bias is not None:
+        y = e("add", y, e.b.broadcast(bias, y.type.shape, (1,)))
+    return e.reshape(y, e.out.shape)
 
 
 def _convolution_backward(
     e: Emitter, g: Value, x: Value, w: Value, _bias_sizes: object, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     transposed: bool, _output_padding: Sequence[int], groups: int, wanted: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    attrs = _convolution_attrs(x, stride, padding, dilation, transposed, groups)
-    dx = e("convolution_grad_input", g, w, like=x.type, **attrs) if wanted[0] else None
-    dw = e("convolution_grad_weight", g, x, like=w.type, **attrs) if wanted[1] else None
+    shape, rank = x.type.shape, w.type.rank
+    g, x = _with_batch(e, g, rank), _with_batch(e, x, rank)
+    attrs = _convolution_attrs(rank, stride, padding, dilation, groups)
+    dx = dw = None
+    if transposed:
+        long = _fitted(e, x, g.type, w, attrs)
+        if wanted[0]:
+            dx = _corner(e, e("convolution", g, w, **attrs), x)
+        if wanted[1]:
+            dw = e("convolution_grad_weight", long, g, like=w.type, **attrs)
+    else:
+        dx = e("convolution_grad_input", g, w, like=x.type, **attrs) if wanted[0] else None
+        dw = e("convolution_grad_weight", g, x, like=w.type, **attrs) if wanted[1] else None
     db = e.sum(g, [d for d in range(g.type.rank) if d != 1]) if wanted[2] else None
-    return dx, dw, db
+    return None if dx is None else e.reshape(dx, shape), dw, db
 
 
-def _pool_attrs(
-    x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], ceil: bool
-) -> dict[str, Any]:
-    rank = x.type.rank
-    return {
-        "kernel": _spatial(kernel, rank), "stride": _spatial(stride or kernel, rank), "padding": _spatial(padding, rank),
-        "dilation": _spatial(dilation, rank), "ceil_mode": ceil,
-    }  # fmt: skip
-
-
-def _batched(e: Emitter, x: Value) -> Value:
-    """Return `x` with a batch dim, which ATen lets images lack."""
-    return e.reshape(x, (1, *x.type.shape)) if x.type.rank == 3 else x
-
-
-def _max_pool(
-    e: Emitter, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
-    ceil: bool = False,
-) -> tuple[Value, ...]:  # fmt: skip
-    batch = _batched(e, x)
-    results = e.emit("max_pool", (batch,), **_pool_attrs(batch, kernel, stride, padding, dilation, ceil))
-    return tuple(e.reshape(value, kind.shape) for value, kind in zip(results, (e.out_at(0), e.out_at(1)), strict=True))
-
-
-def _max_pool_backward(
-    e: Emitter, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    ceil: bool, indices: Value,
-) -> Value:  # fmt: skip
-    operands = [_batched(e, value) for value in (g, x, indices)]
-    dx = e("max_pool_grad", *operands, **_pool_attrs(operands[1], kernel, stride, padding, dilation, ceil))
-    return e.reshape(dx, x.type.shape)
-
-
-def _even_windows(x: Value, out: TensorType) -> tuple[int, ...]:
-    windows = tuple(n // m if m and n % m == 0 else 0 for n, m in zip(x.type.shape[-2:], out.shape[-2:], strict=True))
-    if not all(windows):
-        raise NotImplementedError("average pooling whose windows are not of one size")
-    return windows
-
-
-def _average_windows(e: Emitter, x: Value, out: TensorType, kernel: Sequence[int]) -> Value:
-    """Return means of windows that tile the last two dims."""
-    lead, (h, w) = out.shape[:-2], out.shape[-2:]
-    split = e.reshape(x, (*lead, h, kernel[0], w, kernel[1]))
-    rank = len(lead)
-    return e.elementwise("multiply", e.sum(split, (rank + 1, rank + 3)), 1 / (kernel[0] * kernel[1]))
-
-
-def _spread_windows(e: Emitter, g: Value, x: Value, kernel: Sequence[int]) -> Value:
-    lead, (h, w) = g.type.shape[:-2], g.type.shape[-2:]
-    part = e.elementwise("multiply", g, 1 / (kernel[0] * kernel[1]))
-    wide = e.expand(e.reshape(part, (*lead, h, 1, w, 1)), (*lead, h, kernel[0], w, kernel[1]))
-    return e.reshape(wide, x.type.shape)
-
-
-def _adaptive_average(e: Emitter, x: Value, _size: object) -> Value:
-    return _average_windows(e, x, e.out, _even_windows(x, e.out))
-
-
-def _adaptive_average_backward(e: Emitter, g: Value, x: Value) -> Value:
-    return _spread_windows(e, g, x, _even_windows(x, g.type))
-
-
-def _tiles(x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> tuple[int, ...]:
-    k = _spatial(kernel, 4)
-    steps = _spatial(stride, 4) if stride else k
-    if steps != k or any(padding) or any(n % m for n, m in zip(x.type.shape[-2:], k, strict=True)):
-        raise NotImplementedError("average pooling whose windows overlap, are padded, or do not fill the input")
-    return k
-
-
-def _average(
-    e: Emitter, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0, 0), *_rest: object
-) -> Value:
-    return _average_windows(e, x, e.out, _tiles(x, kernel, stride, padding))
-
-
-def _average_backward(
-    e: Emitter, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], *_rest: object
-) -> Value:
-    return _spread_windows(e, g, x, _tiles(x, kernel, stride, padding))
+def _corner(e: Emitter, x: Value, like: Value) -> Value:
+    """Return the first elements of each dim, so many as `like` has."""
+    for d, n in enumerate(like.type.shape):
+        x = sliced(e, x, d, 0, n)
+    return x
 
 
 LAYERS: Final[dict[str, Callable[..., Any]]] = {
@@ -187,10 +136,4 @@ LAYERS: Final[dict[str, Callable[..., Any]]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
-    "aten.max_pool2d_with_indices.default": _max_pool,
-    "aten.max_pool2d_with_indices_backward.default": _max_pool_backward,
-    "aten._adaptive_avg_pool2d.default": _adaptive_average,
-    "aten._adaptive_avg_pool2d_backward.default": _adaptive_average_backward,
-    "aten.avg_pool2d.default": _average,
-    "aten.avg_pool2d_backward.default": _average_backward,
 }

@@ -15,6 +15,8 @@ from maniple.ops.precision import accumulation_dtype
 def _softmax(name: str) -> Callable[..., Value]:
     def row(e: Emitter, x: Value, dim: int, _half_to_float: bool) -> Value:
         x = e.cast(x, e.out.dtype)
+        if not x.type.rank:
+            return e.reshape(e(name, e.reshape(x, (1,)), dim=0), ())
         return e(name, x, dim=dim % x.type.rank)
 
     return row
@@ -22,6 +24,8 @@ def _softmax(name: str) -> Callable[..., Value]:
 
 def _softmax_grad(name: str) -> Callable[..., Value]:
     def row(e: Emitter, g: Value, y: Value, dim: int, _dtype: object) -> Value:
+        if not g.type.rank:
+            return e.cast(e.reshape(e(name, e.reshape(g, (1,)), e.reshape(y, (1,)), dim=0), ()), e.out.dtype)
         return e.cast(e(name, g, y, dim=dim % g.type.rank), e.out.dtype)
 
     return row

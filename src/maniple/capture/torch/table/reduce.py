@@ -38,6 +38,11 @@ def _extreme(name: str) -> Callable[..., Value]:
     return row
 
 
+def _extremes(e: Emitter, x: Value, *, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
+    dims = () if dim is None or not x.type.rank else (dim,)
+    return e.reduce("reduce_min", x, dims, keep=keepdim), e.reduce("reduce_max", x, dims, keep=keepdim)
+
+
 def position(e: Emitter, x: Value, best: Value, dim: int) -> Value:
     """Return the first index along `dim` at which `x` equals `best` (which keeps the dim, of size 1)."""
     index = index_along(e, x.type.shape, dim)
@@ -138,6 +143,7 @@ REDUCE: Final[dict[str, Callable[..., Any]]] = {
     "aten.min.default": _extreme("reduce_min"),
     "aten.max.dim": _extreme_dim("reduce_max"),
     "aten.min.dim": _extreme_dim("reduce_min"),
+    "aten.aminmax.default": _extremes,
     "aten.argmax.default": _arg_extreme("reduce_max"),
     "aten.argmin.default": _arg_extreme("reduce_min"),
     **{f"aten.any.{form}": _truth("reduce_max") for form in ("default", "dim", "dims")},
