@@ -7,7 +7,6 @@ with eager PyTorch in float64, then sharded at random and compared again.
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,10 +97,11 @@ def cases(infos: Sequence[Any], limit: int) -> Iterator[tuple[Case | None, str, 
         try:
             torch.manual_seed(0)
             samples = list(info.sample_inputs("cpu", kinds[0], requires_grad=backward))
-        except Exception as error:  # PyTorch's sample makers fail in any way
+        except Exception as error:  # noqa: BLE001  # PyTorch's sample makers fail in any way
             yield None, name, 0, f"no samples: {error}"
             continue
-        for number in sorted({round(at * (len(samples) - 1) / max(limit - 1, 1)) for at in range(limit)} if limit < len(samples) else range(len(samples))):
+        spread = {round(at * (len(samples) - 1) / max(limit - 1, 1)) for at in range(min(limit, len(samples)))}
+        for number in range(len(samples)) if limit >= len(samples) else sorted(spread):
             yield Case(name, info, samples[number], backward), name, number, ""
 
 
@@ -115,7 +115,7 @@ def run_case(case: Case, number: int, shardings: int, seed: int = 0) -> Outcome:
         cotangents = [torch.randn_like(result) for result in results if result.requires_grad] if wanted else []
         expected = case.step(tensors, cotangents)
         again = case.step(tensors, cotangents)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever eager PyTorch raises
         outcome.status, outcome.reason = "skipped", f"{type(error).__name__}: {error}"
         return outcome
     try:
@@ -123,7 +123,7 @@ def run_case(case: Case, number: int, shardings: int, seed: int = 0) -> Outcome:
     except ManipleError as error:
         outcome.status, outcome.reason = "refused", f"{error.what}"
         return outcome
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # a finding, to be shown
         outcome.status, outcome.reason = "broke", f"{type(error).__name__}: {error}"
         return outcome
     is_random = any(item.kind == "rng" for item in captured.program.inputs) or not _same(again, expected)[0]
@@ -149,7 +149,7 @@ def run_case(case: Case, number: int, shardings: int, seed: int = 0) -> Outcome:
             if not same:
                 outcome.status, outcome.reason = "wrong", f"sharded {mesh} {layouts.inputs}: {text}"
                 return outcome
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # a finding, to be shown
         outcome.status, outcome.reason = "broke", f"{type(error).__name__}: {error}"
     return outcome
 

@@ -15,6 +15,7 @@ import torch
 from evaluate import arguments, assert_close, lay, make_op, program_of, run, run_sharded, type_of, whole
 from samples import SAMPLES, Sample, f
 from samples_nn import NN_SAMPLES
+from samples_order import ORDER_SAMPLES
 
 from maniple.base.types import TensorType
 from maniple.ir.program import Op, Output, Program, Value, sorted_attrs
@@ -23,7 +24,7 @@ from maniple.mesh import AxisPart, Mesh, Sharding
 from maniple.ops import CATALOG, Builder, FactorRule, definition
 from maniple.ops.collectives import COMMUNICATING, LOCAL
 
-ALL_SAMPLES = (*SAMPLES, *NN_SAMPLES)
+ALL_SAMPLES = (*SAMPLES, *NN_SAMPLES, *ORDER_SAMPLES)
 SAMPLE_IDS = [str(sample) for sample in ALL_SAMPLES]
 every_sample = pytest.mark.parametrize("sample", ALL_SAMPLES, ids=SAMPLE_IDS)
 

@@ -48,10 +48,7 @@ def gather(x: Tensor, index: Tensor, batch: int, start: int, *, is_shard: bool) 
     if is_shard:
         index, outside = _here(index, x.shape[1], start)
         index = index.masked_fill(outside, 0)
-    if lead:
-        rows = torch.gather(x, 1, index.unsqueeze(2).expand(*index.shape, x.shape[2]))
-    else:
-        rows = x[0].index_select(0, index[0]).unsqueeze(0)
+    rows = torch.gather(x, 1, index.unsqueeze(2).expand(*index.shape, x.shape[2])) if lead else x[0].index_select(0, index[0]).unsqueeze(0)
     if outside is not None:
         rows.masked_fill_(outside.unsqueeze(2), 0)
     return rows.reshape(shape)
@@ -163,7 +160,7 @@ def _search(op: Op, x: Sequence[str]) -> str:
 
 
 def _product(op: Op, x: Sequence[str]) -> str:
-    result = x[0]
+    result = x[0] if op.ints("dims") else f"{x[0]}.clone()"
     for dim in sorted(op.ints("dims"), reverse=True):
         result = f"{result}.prod({dim}, dtype={dtype(op.results[0].type.dtype)})"
     return result

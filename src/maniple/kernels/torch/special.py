@@ -16,7 +16,8 @@ _NAMES: Final = {
     "bessel_i0": "special.i0", "bessel_i0e": "special.i0e", "bessel_i1": "special.i1", "bessel_i1e": "special.i1e",
     "bessel_k0": "special.modified_bessel_k0", "bessel_k1": "special.modified_bessel_k1",
     "bessel_k0e": "special.scaled_modified_bessel_k0", "bessel_k1e": "special.scaled_modified_bessel_k1",
-    "zeta": "special.zeta", "erfcx": "special.erfcx", "ndtri": "special.ndtri", "log_ndtr": "special.log_ndtr", "airy_ai": "special.airy_ai",
+    "zeta": "special.zeta", "erfcx": "special.erfcx", "ndtri": "special.ndtri", "log_ndtr": "special.log_ndtr",
+    "airy_ai": "special.airy_ai",
 }  # fmt: skip
 """Functions that PyTorch has under another name."""
 

@@ -30,7 +30,24 @@ from maniple.capture.torch.table.views import VIEWS
 
 Row = Callable[..., Any]
 
-_FAMILIES = (CONTRACT, CREATE, DIVIDE, ELEMENTWISE, GRADIENTS, INDEXING, LAYERS, LOSS, NORMALIZE, ORDER, POOLING, REDUCE, RESAMPLE, SCATTER, SPECIAL, VIEWS)
+_FAMILIES = (
+    CONTRACT,
+    CREATE,
+    DIVIDE,
+    ELEMENTWISE,
+    GRADIENTS,
+    INDEXING,
+    LAYERS,
+    LOSS,
+    NORMALIZE,
+    ORDER,
+    POOLING,
+    REDUCE,
+    RESAMPLE,
+    SCATTER,
+    SPECIAL,
+    VIEWS,
+)
 
 ATEN: Final[Mapping[str, Row]] = MappingProxyType({name: row for family in _FAMILIES for name, row in family.items()})
 

@@ -12,6 +12,7 @@ from maniple.capture.torch.table.create import index_along
 from maniple.capture.torch.table.views import sliced
 from maniple.ir.program import Value
 
+
 def _embedding(e: Emitter, table: Value, ids: Value, _padding: int = -1, _scale: bool = False, sparse: bool = False) -> Value:
     if sparse:
         raise NotImplementedError("sparse gradients")
@@ -91,7 +92,9 @@ def _flip(e: Emitter, x: Value, dims: Sequence[int]) -> Value:
     return x
 
 
-def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False, _unsafe: bool = False) -> Value:
+def _index_put(
+    e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False, _unsafe: bool = False
+) -> Value:
     dims, found = _indexed(indices)
     if len(indices) == 1 and found and found[0].type.dtype == "bool":
         return _masked_put(e, x, found[0], values, accumulate=accumulate)

@@ -19,9 +19,7 @@ def _batched(e: Emitter, x: Value, space: int) -> Value:
     return e.reshape(x, (1, *x.type.shape)) if x.type.rank == space + 1 else x
 
 
-def _pool_attrs(
-    space: int, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil: bool
-) -> dict[str, Any]:
+def _pool_attrs(space: int, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil: bool) -> dict[str, Any]:
     rank = space + 2
     return {
         "kernel": spatial(kernel, rank), "stride": spatial(stride or kernel, rank), "padding": spatial(padding, rank), "ceil_mode": ceil,
@@ -71,9 +69,7 @@ def _clamped(e: Emitter, x: Value, low: Operand, high: Operand) -> Value:
     return e.elementwise("minimum", e.elementwise("maximum", x, low), high)
 
 
-def _divided(
-    e: Emitter, y: Value, space: Sequence[int], attrs: dict[str, Any], with_padding: bool, divisor: int | None
-) -> Value:
+def _divided(e: Emitter, y: Value, space: Sequence[int], attrs: dict[str, Any], with_padding: bool, divisor: int | None) -> Value:
     """Return sums of windows, or what is to be spread over these, divided by how many elements count in each."""
     if divisor is not None:
         return e.elementwise("multiply", y, 1 / divisor)

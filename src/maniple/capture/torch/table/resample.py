@@ -166,19 +166,14 @@ def _anti_aliased(e: Emitter, n: int, m: int, align: bool, scale: float | None, 
     center, low, high = (e.b.broadcast(value, (m, n), (0,)) for value in (center, low, high))
     column = e.cast(index_along(e, (m, n), 1), dtype)
     distance = e("abs", e.elementwise("multiply", e.elementwise("add", e("subtract", column, center), 0.5), 1 / width))
-    if cubic:
-        weight = _cubic_weight(e, distance, -0.5)
-    else:
-        weight = e.elementwise("maximum", e.elementwise("subtract", 1, distance), 0)
+    weight = _cubic_weight(e, distance, -0.5) if cubic else e.elementwise("maximum", e.elementwise("subtract", 1, distance), 0)
     inside = e("and", e("compare_ge", column, low), e("compare_lt", column, high))
     weight = e.select(inside, weight, 0.0, dtype)
     return e.elementwise("divide", weight, e.sum(weight, (1,), keep=True))
 
 
 def _filtered_rows(name: str, *, cubic: bool) -> dict[str, Callable[..., Value]]:
-    def forward(
-        e: Emitter, x: Value, sizes: Sequence[int], align: bool, high: float | None = None, wide: float | None = None
-    ) -> Value:
+    def forward(e: Emitter, x: Value, sizes: Sequence[int], align: bool, high: float | None = None, wide: float | None = None) -> Value:
         y, dtype = x, accumulation_dtype(x.type.dtype)
         y = e.cast(y, dtype)
         for d, m, scale in zip((2, 3), sizes, (high, wide), strict=True):

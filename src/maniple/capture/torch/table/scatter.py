@@ -8,7 +8,6 @@ from typing import Any, Final
 from maniple.base.types import TensorType
 from maniple.capture.torch.emit import Emitter, Operand
 from maniple.capture.torch.table.divide import floor_quotient
-from maniple.capture.torch.table.indexing import put
 from maniple.capture.torch.table.views import padded, sliced
 from maniple.ir.program import Value
 
@@ -134,7 +133,8 @@ def _least(kind: TensorType, how: str) -> float:
     if kind.is_float:
         return sign * float("inf")
     bits = 8 * kind.num_bytes // max(kind.num_elements, 1)
-    return -(2 ** (bits - 1)) if sign < 0 else 2 ** (bits - 1) - 1
+    greatest = 1 << (bits - 1)
+    return -greatest if sign < 0 else greatest - 1
 
 
 def _index_reduce(e: Emitter, x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True) -> Value:

@@ -137,10 +137,8 @@ def _rrelu(
     return e("multiply", x, slope), slope
 
 
-def _rrelu_backward(
-    e: Emitter, g: Value, x: Value, noise: Value, lower: float, upper: float, training: bool, _is_result: bool
-) -> Value:
-    if training and upper - lower > 1e-6:  # noqa: PLR2004  # ATen's bound, below which slopes count as one
+def _rrelu_backward(e: Emitter, g: Value, x: Value, noise: Value, lower: float, upper: float, training: bool, _is_result: bool) -> Value:
+    if training and upper - lower > 1e-6:  # ATen's bound, below which slopes count as one
         return e("multiply", g, noise)
     slope = (lower + upper) / 2
     return e.select(e.elementwise("compare_gt", x, 0), g, e.elementwise("multiply", g, slope), g.type.dtype)
@@ -161,7 +159,8 @@ SPECIAL: Final[dict[str, Row]] = {
     **{f"aten.special_{name}.default": _binary(kind) for name, kind in (("gammainc", "igamma"), ("gammaincc", "igammac"))},
     **{f"aten.bitwise_left_shift.{form}": _binary("shift_left") for form in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
     **{f"aten.bitwise_right_shift.{form}": _binary("shift_right_arithmetic") for form in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
-    **{f"aten.{name}.{form}": row for name, row in (("__lshift__", _binary("shift_left")), ("__rshift__", _binary("shift_right_arithmetic")))
+    **{f"aten.{name}.{form}": row
+       for name, row in (("__lshift__", _binary("shift_left")), ("__rshift__", _binary("shift_right_arithmetic")))
        for form in ("Tensor", "Scalar")},
     **{f"aten.copysign.{form}": _copy_sign for form in ("Tensor", "Scalar")},
     "aten.nextafter.default": _binary("next_after"),
