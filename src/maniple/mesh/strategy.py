@@ -3,10 +3,11 @@
 The short form is a line of words, the long one TOML; both say the same and print back:
 
 ```
-dp=2 tp=2 zero=3 place:*.mlp.fc.weight={tp,_} pin:batch.x={dp,_}
+dp=2 tp=2 zero=3 sp place:*.mlp.fc.weight={tp,_} pin:batch.x={dp,_}
 ```
 ```toml
 zero = 3
+sp = true
 
 [axes]
 dp = 2
@@ -54,6 +55,8 @@ _MEANT: Final = {
     "mp": "tp=N",
     "tensor": "tp=N",
     "model": "tp=N",
+    "sp": "sp, a word without a number",
+    "sequence": "sp",
 }
 
 
@@ -91,6 +94,7 @@ class Strategy:
     Attributes:
         mesh: axes and their sizes, the first one varying slowest; no axes means one device.
         zero: 0 to 3, what is also divided over dp: nothing, optimizer state, gradients as well, parameters as well.
+        sp: whether activations between products with parameters are divided over tp as well, where that saves memory.
         placements: layouts of parameters.
         pins: layouts of single tensors.
 
@@ -102,6 +106,7 @@ class Strategy:
     zero: int = 0
     placements: tuple[Placement, ...] = ()
     pins: tuple[Pin, ...] = ()
+    sp: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no step could be divided by."""
@@ -111,6 +116,11 @@ class Strategy:
                 raise StrategyError(f"strategy names axis {name!r} twice", hint=f"write {name}=N once")
         if type(self.zero) is not int or self.zero not in ZERO_LEVELS:
             raise StrategyError(f"zero={self.zero} is no level of ZeRO", hint="zero=0, 1, 2 or 3")
+        if type(self.sp) is not bool:
+            raise StrategyError(f"sp={self.sp!r} is neither true nor false", hint="sp = true")
+        for is_said, word, axis, what in ((self.zero, f"zero={self.zero}", "dp", "state"), (self.sp, "sp", "tp", "activations")):
+            if is_said and axis not in self.mesh.names:
+                raise StrategyError(f"{word} divides {what} over {axis}, which the strategy does not have", hint=f"add {axis}=N, or leave it out")
         for placement in self.placements:
             _check_layout("placement", placement.pattern, placement.sharding, self.mesh)
             if placement.sharding.pending:
@@ -154,6 +164,7 @@ class Strategy:
         """Return the short form, which `parse` reads."""
         words = [str(self.mesh)] if self.mesh.axes else []
         words += [f"zero={self.zero}"] if self.zero else []
+        words += ["sp"] if self.sp else []
         return " ".join([*words, *map(str, self.placements), *map(str, self.pins)])
 
     @staticmethod
@@ -165,6 +176,7 @@ class Strategy:
         """
         axes: list[tuple[str, int]] = []
         zeros: list[int] = []
+        flags: list[str] = []
         placements: list[Placement] = []
         pins: list[Pin] = []
         for word in text.split():
@@ -180,11 +192,14 @@ class Strategy:
                     zeros.append(size)
                 else:
                     axes.append((name, size))
+            elif word == "sp":
+                flags.append(word)
             else:
-                raise StrategyError(f"cannot read {word!r} in strategy {text!r}", hint='words such as "dp=2 tp=2 zero=3"')
-        if len(zeros) > 1:
-            raise StrategyError(f"strategy {text!r} says zero twice", hint="write zero=N once")
-        return Strategy(Mesh(tuple(axes)), zeros[0] if zeros else 0, tuple(placements), tuple(pins))
+                raise StrategyError(f"cannot read {word!r} in strategy {text!r}", hint='words such as "dp=2 tp=2 zero=3 sp"')
+        for said, name, once in ((zeros, "zero", "zero=N"), (flags, "sp", "sp")):
+            if len(said) > 1:
+                raise StrategyError(f"strategy {text!r} says {name} twice", hint=f"write {once} once")
+        return Strategy(Mesh(tuple(axes)), zeros[0] if zeros else 0, tuple(placements), tuple(pins), bool(flags))
 
     @staticmethod
     def load(text: str) -> Strategy:
@@ -212,7 +227,7 @@ class Strategy:
             table = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
             raise StrategyError(f"strategy file is not TOML: {error}", hint="docs/strategies.md shows one") from error
-        _check_keys("strategy file", table, ("axes", "zero", "placements", "pins"))
+        _check_keys("strategy file", table, ("axes", "zero", "sp", "placements", "pins"))
         axes = table.get("axes", {})
         if not isinstance(axes, dict):
             raise StrategyError("axes is not a table", hint="write [axes], then lines such as dp = 2")
@@ -223,11 +238,13 @@ class Strategy:
             table.get("zero", 0),
             tuple(Placement(name, sharding) for name, sharding in placements),
             tuple(Pin(name, sharding) for name, sharding in pins),
+            table.get("sp", False),
         )
 
     def to_toml(self) -> str:
         """Return the TOML form, which `from_toml` reads."""
-        parts = [f"zero = {self.zero}\n"] if self.zero else []
+        options = (f"zero = {self.zero}\n" if self.zero else "") + ("sp = true\n" if self.sp else "")
+        parts = [options] if options else []
         parts.append("[axes]\n" + "".join(f"{name} = {size}\n" for name, size in self.mesh.axes))
         parts += [_toml_entry("placements", "pattern", p.pattern, p.sharding) for p in self.placements]
         parts += [_toml_entry("pins", "tensor", p.tensor, p.sharding) for p in self.pins]
@@ -240,7 +257,7 @@ def _toml_entry(table: str, key: str, name: str, sharding: Sharding) -> str:
 
 def _check_axis(name: str, size: object) -> None:
     if name not in AXES:
-        known = ", ".join(f"{axis}=N" for axis in AXES) + " and zero=0..3"
+        known = ", ".join(f"{axis}=N" for axis in AXES) + ", zero=0..3 and sp"
         close = difflib.get_close_matches(name, [*AXES, "zero"], n=1)
         meant = _MEANT.get(name.lower(), f"{close[0]}=N" if close else "")
         hint = f"did you mean {meant}? A strategy may say {known}" if meant else f"a strategy may say {known}"

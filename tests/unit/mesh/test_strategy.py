@@ -19,9 +19,10 @@ PENDING = st.sampled_from(["{_|tp:sum}", "{dp|tp:max}"]).map(Sharding.parse)
 def strategies(draw: st.DrawFn) -> Strategy:
     order = draw(st.permutations(["dp", "tp"]))
     mesh = Mesh(tuple((name, draw(st.integers(1, 2048))) for name in order))
+    sp = draw(st.booleans())
     placements = draw(st.lists(st.builds(Placement, NAMES, LAYOUTS), max_size=3))
     pins = draw(st.lists(st.builds(Pin, NAMES, LAYOUTS | PENDING), max_size=3))
-    return Strategy(mesh, draw(st.integers(0, 3)), tuple(placements), tuple(pins))
+    return Strategy(mesh, draw(st.integers(0, 3)), tuple(placements), tuple(pins), sp)
 
 
 @given(strategies())
@@ -30,7 +31,7 @@ def test_round_trips(strategy: Strategy) -> None:
     assert Strategy.from_toml(strategy.to_toml()) == strategy
 
 
-@pytest.mark.parametrize("text", ["", "dp=2", "tp=2 dp=4", "dp=2 tp=2 zero=3", "dp=2 place:*.w={dp,_} pin:batch.x={dp}"])
+@pytest.mark.parametrize("text", ["", "dp=2", "tp=2 dp=4", "dp=2 tp=2 zero=3 sp", "tp=2 sp", "dp=2 place:*.w={dp,_} pin:batch.x={dp}"])
 def test_prints_what_it_read(text: str) -> None:
     assert str(Strategy.parse(text)) == text
 
@@ -61,6 +62,12 @@ def test_sizes() -> None:
         ("dp=2 zero=4", "zero=4"),
         ("dp=2 zero=-1", "zero=-1"),
         ("zero=1 zero=2", "zero twice"),
+        ("zero=3", "zero=3 divides state over dp"),
+        ("tp=2 zero=1", "zero=1 divides state over dp"),
+        ("sp", "sp divides activations over tp"),
+        ("dp=2 sp", "sp divides activations over tp"),
+        ("tp=2 sp sp", "sp twice"),
+        ("tp=2 sp=2", "sp, a word without a number"),
         ("dp=2 place:w={tp,_}", "uses axis 'tp'"),
         ("dp=2 place:w={dp,dp}", "twice"),
         ("dp=2 place:w={_|dp:sum}", "cannot be pending"),
@@ -87,6 +94,7 @@ def test_text_that_is_refused(text: str, says: str) -> None:
         ("zero = true", "zero=True"),
         ("zero = 1.0", "zero=1.0"),
         ("zero = [1]", "zero=[1]"),
+        ("sp = 1\n[axes]\ntp = 2", "sp=1"),
         ("placements = 1", "not a list of tables"),
         ('[[placements]]\npattern = "w"', "lacks"),
         ('[[pins]]\npattern = "w"\nsharding = "{_}"', "unknown key 'pattern'"),
