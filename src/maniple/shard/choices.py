@@ -49,13 +49,16 @@ class Choices:
         pinned: layouts of values that the user fixed.
     """
 
-    def __init__(self, program: Program, axis: str, ways: int, regions: BatchRegions, pins: Mapping[str, Along], cost: CostModel) -> None:
-        """Enumerate them for an axis of `ways` devices.
+    def __init__(
+        self, program: Program, axis: str, ways: int, regions: BatchRegions, pins: Mapping[str, Along], cost: CostModel, *, sp: bool = False
+    ) -> None:
+        """Enumerate them for an axis of `ways` devices; with `sp` also splits of tokens, where nothing is contracted.
 
         Raises:
             ShardingError: if a contraction with a parameter cannot be divided.
         """
         self.program, self.ways, self.regions = program, ways, regions
+        self._rows = BatchRegions(program, only_rows=True) if sp else regions
         self._expansion = _Expansion(axis, ways, cost)
         self.free: dict[Value, frozenset[str]] = {}
         steps = step_ops(program)
@@ -133,14 +136,23 @@ class Choices:
 
     def _add_split(self, value: Value, split: Split) -> None:
         known = self._splits.setdefault(value, {})
-        if split not in known and not self.free.get(value) and not self.regions.is_cut(value, split, self.ways):
+        if split not in known and not self.free.get(value) and not self._is_cut(value, split):
             known[split] = None
             self._queue.append((value, split))
+
+    def _is_cut(self, value: Value, split: Split) -> bool:
+        """Return whether `split` divides what may not be divided: rows of the batch, and tokens but for plain splits under `sp`."""
+        if not self.regions.is_cut(value, split, self.ways):
+            return False
+        return (split.blocks, split.unit) != (1, 1) or self._rows.is_cut(value, split, self.ways)
 
     def _add_option(self, op: Op, option: Option) -> None:
         places = [*zip(op.operands, option.operands, strict=True), *zip(op.results, option.results, strict=True)]
         splits = [(value, layout) for value, layout in places if isinstance(layout, Split)]
-        if option in self._found[op] or any(self.regions.is_cut(value, split, self.ways) for value, split in splits):
+        if option in self._found[op] or any(self._is_cut(value, split) for value, split in splits):
+            return
+        is_costly = option.expands or definition(op.name).is_contraction
+        if is_costly and any(self.regions.is_cut(value, split, self.ways) for value, split in splits):
             return
         self._found[op][option] = None
         for value, split in splits:

@@ -139,6 +139,14 @@ def keeps_elements(op: Op) -> bool:
     return row.moves_data or (is_elementwise and not rule.whole)
 
 
+def is_view(op: Op) -> bool:
+    """Return whether `op` makes one tensor from the elements of one tensor, as many, in another shape or dtype."""
+    row = definition(op.name)
+    if len(op.operands) != 1 or len(op.results) != 1 or not (row.moves_data or op.name == "convert"):
+        return False
+    return op.operands[0].type.num_elements == op.results[0].type.num_elements
+
+
 class Weights:
     """Parameters that enter a contraction, the values that are such a parameter in another shape or dtype, and what must be divided.
 

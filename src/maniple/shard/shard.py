@@ -59,7 +59,7 @@ def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -
     solution = None
     if strategy.size(TENSOR_AXIS) > 1:
         chosen = {name: along(sharding, TENSOR_AXIS) for name, sharding in {**placed, **pinned}.items()}
-        solution = solve(program, TENSOR_AXIS, mesh.size(TENSOR_AXIS), cost, pins=chosen)
+        solution = solve(program, TENSOR_AXIS, mesh.size(TENSOR_AXIS), cost, pins=chosen, sp=strategy.sp)
     layouts = _layouts(program, strategy, solution, fixed, set(placed) | set(pinned))
     return Sharded(propagate(program, mesh, layouts, cost), mesh, layouts, solution)
 

@@ -21,7 +21,7 @@ from maniple.base.errors import ShardingError
 from maniple.ir.program import STATE_KINDS, Op, Program, Value
 from maniple.ops import definition
 from maniple.shard.choices import Choice, Choices
-from maniple.shard.classes import BatchRegions, keeps_elements
+from maniple.shard.classes import BatchRegions, is_view, keeps_elements
 from maniple.shard.cost import CostModel
 from maniple.shard.follow import change_kind
 from maniple.shard.layouts import parameter_of
@@ -34,6 +34,8 @@ _US: Final = 1e6
 _TIE_US: Final = 1e-3
 """Price of letting a partial sum pass an op, and of splitting what may as well be replicated: decides among equals only."""
 _SLACK_US: Final = 1e9
+_KEEP: Final = 4.0
+"""Under `sp`: what an activation takes until backward counts as much as moving it so many times."""
 
 Terms = dict[int, float]
 
@@ -66,6 +68,7 @@ def solve(
     cost: CostModel,
     *,
     pins: Mapping[str, Along] | None = None,
+    sp: bool = False,
 ) -> Solution:
     """Return the cheapest layouts of `program` along `axis` of `ways` devices.
 
@@ -75,15 +78,16 @@ def solve(
         ways: its size, at least 2.
         cost: times of work and of collectives.
         pins: layouts along the axis that the user fixed, by name of an input or value.
+        sp: whether activations between contractions may be split too, along tokens as well, and what they take until backward counts.
 
     Raises:
         ShardingError: if a contraction with a parameter cannot be divided.
     """
     start = time.perf_counter()
     regions = BatchRegions(program)
-    choices = Choices(program, axis, ways, regions, pins or {}, cost)
+    choices = Choices(program, axis, ways, regions, pins or {}, cost, sp=sp)
     scale = max(REFERENCE_TOKENS / regions.num_tokens, 1.0)
-    model = _Model(choices, cost, scale)
+    model = _Model(choices, cost, scale, sp=sp)
     outcome = model.milp.solve(limit_s=LIMIT_S)
     if not outcome.values:
         raise _conflict(choices, cost, scale)
@@ -114,8 +118,9 @@ class _Model:
         slacks: of an elastic model, variables that say that an op gets its weight gathered.
     """
 
-    def __init__(self, choices: Choices, cost: CostModel, scale: float, *, is_elastic: bool = False) -> None:
-        self.choices, self.cost, self.scale, self.is_elastic = choices, cost, scale, is_elastic
+    def __init__(self, choices: Choices, cost: CostModel, scale: float, *, sp: bool = False, is_elastic: bool = False) -> None:
+        self.choices, self.cost, self.scale, self.sp, self.is_elastic = choices, cost, scale, sp, is_elastic
+        self.saved = _saved(choices.program) if sp else frozenset[Value]()
         rows = BatchRegions(choices.program, only_rows=True)
         self.growing = rows if rows.num_rows > 1 else choices.regions
         self.milp = Milp()
@@ -164,7 +169,11 @@ class _Model:
         for number, value in enumerate(op.results):
             made: dict[Along, list[int]] = {}
             for choice, variables in self.picked[op]:
-                made.setdefault(choice.option.results[number], []).extend(variables)
+                layout = choice.option.results[number]
+                made.setdefault(layout, []).extend(variables)
+                if value in self.saved:
+                    for variable in variables:
+                        self.milp.cost[variable] += self.keep_cost(value, layout)
             self.made[value] = made
             if value in self.choices.pinned:
                 self.demand(value, (self.choices.pinned[value],), {self.one: 1.0}, op)
@@ -205,6 +214,14 @@ class _Model:
         seconds += sum(self.cost.collective_s(kind, size * scale, self.choices.ways) for kind, size in choice.moved)
         num_pending = sum(isinstance(layout, str) for layout in choice.option.operands)
         return seconds * _US + _TIE_US * num_pending
+
+    def keep_cost(self, value: Value, layout: Along) -> float:
+        """Return the price of keeping a value until backward: that of moving what a device holds of it `_KEEP` times."""
+        size = value.type.num_bytes * (self.scale if value in self.growing else 1.0)
+        if isinstance(layout, Split):
+            count = value.type.shape[layout.dim] // (layout.blocks * layout.unit)
+            size *= -(-count // self.choices.ways) / count
+        return _KEEP * size / self.cost.bytes_per_s * _US
 
     # -- rows -------------------------------------------------------------------------------------------------------------------
 
@@ -253,7 +270,7 @@ class _Model:
             wanted = [layout for layout in layouts if isinstance(layout, Split)]
             for here in made:
                 if here not in direct:
-                    targets = (None,) if isinstance(here, str) else (None, *wanted)
+                    targets = (None,) if isinstance(here, str) and not self.sp else (None, *wanted)
                     supply.update({self.change(value, here, want): 1.0 for want in targets})
         return supply
 
@@ -313,6 +330,17 @@ class _Model:
         total_s = sum(cost * value for cost, value in zip(self.milp.cost, outcome.values, strict=True)) / _US
         lines = _summary(options, inputs, changes, total_s, outcome, seconds)
         return Solution(options, inputs, total_s, outcome.is_proven, changes, "\n".join(lines))
+
+
+def _saved(program: Program) -> frozenset[Value]:
+    """Return the values that forward makes and backward uses, those that are views as what they are views of."""
+    source: dict[Value, Value] = {}
+    for op in program.ops:
+        if op.phase == "forward":
+            source.update((value, value) for value in op.results)
+            if is_view(op):
+                source[op.results[0]] = source.get(op.operands[0], op.results[0])
+    return frozenset(source[value] for op in program.ops if op.phase == "backward" for value in op.operands if value in source)
 
 
 def _single_use(program: Program) -> set[Value]:
