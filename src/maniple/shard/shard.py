@@ -14,6 +14,7 @@ from maniple.shard.cost import CostModel
 from maniple.shard.layouts import Layouts, parameter_of
 from maniple.shard.options import along, lay
 from maniple.shard.propagate import propagate
+from maniple.shard.regather import regather
 from maniple.shard.solve import Solution, solve
 
 DATA_AXIS = "dp"
@@ -61,7 +62,10 @@ def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -
         chosen = {name: along(sharding, TENSOR_AXIS) for name, sharding in {**placed, **pinned}.items()}
         solution = solve(program, TENSOR_AXIS, mesh.size(TENSOR_AXIS), cost, pins=chosen, sp=strategy.sp)
     layouts = _layouts(program, strategy, solution, fixed, set(placed) | set(pinned))
-    return Sharded(propagate(program, mesh, layouts, cost), mesh, layouts, solution)
+    sharded = propagate(program, mesh, layouts, cost)
+    if strategy.sp:
+        sharded = regather(sharded, TENSOR_AXIS)
+    return Sharded(sharded, mesh, layouts, solution)
 
 
 def _batch_layouts(program: Program, ways: int, pinned: Collection[str]) -> dict[str, Sharding]:

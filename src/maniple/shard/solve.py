@@ -21,12 +21,13 @@ from maniple.base.errors import ShardingError
 from maniple.ir.program import STATE_KINDS, Op, Program, Value
 from maniple.ops import definition
 from maniple.shard.choices import Choice, Choices
-from maniple.shard.classes import BatchRegions, is_view, keeps_elements
+from maniple.shard.classes import BatchRegions, keeps_elements
 from maniple.shard.cost import CostModel
 from maniple.shard.follow import change_kind
 from maniple.shard.layouts import parameter_of
 from maniple.shard.milp import Milp, Outcome
 from maniple.shard.options import Along, Option, Split
+from maniple.shard.regather import saved
 
 REFERENCE_TOKENS: Final = 65536
 LIMIT_S: Final = 300.0
@@ -120,7 +121,7 @@ class _Model:
 
     def __init__(self, choices: Choices, cost: CostModel, scale: float, *, sp: bool = False, is_elastic: bool = False) -> None:
         self.choices, self.cost, self.scale, self.sp, self.is_elastic = choices, cost, scale, sp, is_elastic
-        self.saved = _saved(choices.program) if sp else frozenset[Value]()
+        self.saved, self.regathered = saved(choices.program) if sp else (frozenset[Value](), frozenset[Value]())
         rows = BatchRegions(choices.program, only_rows=True)
         self.growing = rows if rows.num_rows > 1 else choices.regions
         self.milp = Milp()
@@ -281,7 +282,8 @@ class _Model:
             kind = change_kind(here, want)
             size = float(value.type.num_bytes) * (self.scale if value in self.growing else 1.0)
             payload = size / self.choices.ways if kind == "all_to_all" else size
-            variable = self.milp.variable(self.cost.collective_s(kind, payload, self.choices.ways) * _US)
+            times = 2 if kind == "all_gather" and value in self.regathered else 1
+            variable = self.milp.variable(times * self.cost.collective_s(kind, payload, self.choices.ways) * _US)
             self.milp.row({variable: 1.0, **dict.fromkeys(self.made[value][here], -1.0)}, high=0.0)
             self.changes[key] = variable
         return self.changes[key]
@@ -332,15 +334,6 @@ class _Model:
         return Solution(options, inputs, total_s, outcome.is_proven, changes, "\n".join(lines))
 
 
-def _saved(program: Program) -> frozenset[Value]:
-    """Return the values that forward makes and backward uses, those that are views as what they are views of."""
-    source: dict[Value, Value] = {}
-    for op in program.ops:
-        if op.phase == "forward":
-            source.update((value, value) for value in op.results)
-            if is_view(op):
-                source[op.results[0]] = source.get(op.operands[0], op.results[0])
-    return frozenset(source[value] for op in program.ops if op.phase == "backward" for value in op.operands if value in source)
 
 
 def _single_use(program: Program) -> set[Value]:

@@ -10,6 +10,7 @@ from maniple.ir.program import Op, Phase, Program
 from maniple.mesh import Mesh
 from maniple.ops import definition
 from maniple.ops.collectives import COMMUNICATING, LOCAL
+from maniple.shard.regather import saved
 from maniple.shard.reshard import Change, change_bytes
 
 
@@ -56,6 +57,12 @@ def totals(program: Program, mesh: Mesh) -> dict[str, dict[str, int]]:
         entry["count"] += 1
         entry["bytes"] += item.num_bytes
     return dict(sorted(found.items()))
+
+
+def saved_bytes(program: Program, mesh: Mesh) -> int:
+    """Return the bytes that the first device keeps of what forward makes for backward; views of a value take no memory of their own."""
+    kept, _ = saved(program)
+    return sum(value.type.with_shape(value.layout.local_shape(value.type.shape, mesh)).num_bytes for value in kept)
 
 
 def undivided(program: Program, mesh: Mesh) -> Iterator[Op]:
