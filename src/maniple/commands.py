@@ -330,6 +330,8 @@ class ExplainReport:
         text: text form of the stage asked for, empty if it has none.
         communication: every collective in program order; empty for stage `program`.
         replicated_ops: ops that every device computes whole, by name, with their number.
+        saved_bytes: of what forward makes and backward reads, on the first device, where devices have memory of their own.
+        notes: what the strategy's words turned out to mean, by subject.
         memory: of stage `memory`, else None.
     """
 
@@ -341,4 +343,6 @@ class ExplainReport:
     num_tasks: int = 0
     communication: tuple[CommunicationRow, ...] = ()
     replicated_ops: Mapping[str, int] = field(default_factory=dict)
+    saved_bytes: int = 0
+    notes: Mapping[str, str] = field(default_factory=dict)
     memory: MemoryReport | None = None

@@ -15,7 +15,7 @@ from maniple.ir.program import Program
 from maniple.mesh import Strategy
 from maniple.models import load
 from maniple.ops import definition
-from maniple.shard.summary import Communication, communication
+from maniple.shard.summary import Communication, communication, saved_bytes
 
 BATCH, SEQ, HIDDEN, VOCAB, LAYERS = 6, 20, 64, 128, 4  # no two products of these agree
 EMBEDDING: Final = {"gpt2": "wte.weight", "bert": "embeddings.word.weight", "llama": "embed.weight"}
@@ -109,6 +109,29 @@ def check_matrices_and_their_state_are_divided(model: str, strategy: str) -> Non
     assert whole == []
 
 
+def check_sp(model: str, strategy: str) -> None:
+    """Check that two reduce-scatters and two all-gathers per block stand for two all-reduces, and that less is kept."""
+    blocks = [item for item in along_tp(model, strategy) if block_of(item) is not None and elements(item) >= BATCH * SEQ * HIDDEN]
+    stem = [item for item in blocks if not is_of_the_embedding(model, strategy, item)]
+    counts = Counter((block_of(item), item.phase, item.kind) for item in stem)
+    each = {
+        ("forward", "reduce_scatter"): 2,
+        ("forward", "all_gather"): 2,
+        ("backward", "reduce_scatter"): 2,
+        ("backward", "all_gather"): 4,
+    }
+    assert counts == {(block, phase, kind): n for block in range(LAYERS) for (phase, kind), n in each.items()}
+    ways = dict(plan(model, strategy).sharded.mesh.axes).get("dp", 1)
+    assert {item.num_bytes for item in stem} == {4 * BATCH * SEQ * HIDDEN // ways}
+    without, sharded = plan(model, strategy.removesuffix(" sp")).sharded, plan(model, strategy).sharded
+    assert saved_bytes(sharded.program, sharded.mesh) < 0.85 * saved_bytes(without.program, without.mesh)
+    assert not plan(model, strategy).problems()
+    added = [op.results[0] for op in sharded.program.ops if op.name == "add" and BLOCK.search(op.location.scope if op.location else "")]
+    stream = [value for value in added if value.type.shape == (BATCH, SEQ, HIDDEN)]
+    assert len(stream) >= 2 * 2 * LAYERS - 2
+    assert all("tp" in value.layout.axes for value in stream)
+
+
 @pytest.mark.parametrize("model", ["gpt2", "llama", "bert"])
 def test_layouts(model: str) -> None:
     """In one test per model: the capture takes most of the time, and workers would each do it."""
@@ -118,3 +141,4 @@ def test_layouts(model: str) -> None:
         check_the_loss_is_taken_by_vocabulary(model, strategy)
         check_the_embedding_is_split_by_vocabulary_where_it_is_tied(model, strategy)
         check_matrices_and_their_state_are_divided(model, strategy)
+        check_sp(model, f"{strategy} sp")

@@ -13,7 +13,7 @@ from maniple.api.workloads import load
 from maniple.commands import CommunicationRow, ExplainConfig, ExplainReport, Listener, PhaseStarted, ignore
 from maniple.ir.program import Program
 from maniple.ir.text import print_program
-from maniple.shard.summary import communication, undivided
+from maniple.shard.summary import communication, saved_bytes, undivided
 from maniple.taskgraph.text import print_taskgraph
 from maniple.transform.cse import cse
 from maniple.transform.dce import dce
@@ -44,6 +44,8 @@ def explain(config: ExplainConfig, listener: Listener = ignore) -> ExplainReport
         num_tasks=len(plan.graph.tasks),
         communication=tuple(_rows(plan)),
         replicated_ops=dict(Counter(op.name for op in undivided(plan.divided, plan.sharded.mesh)).most_common()),
+        saved_bytes=saved_bytes(sharded, plan.sharded.mesh),
+        notes=plan.sharded.notes,
     )
 
 

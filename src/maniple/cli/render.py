@@ -139,6 +139,8 @@ def explain_view(report: ExplainReport) -> RenderableType:
         "strategy": report.strategy or "one device",
         "size": f"{report.num_ops} ops, {report.num_tasks} tasks",
         "not divided": _counts(report.replicated_ops),
+        "kept for backward": f"{format_bytes(report.saved_bytes)} per device",
+        **report.notes,
     })  # fmt: skip
     if not report.communication:
         return Group(facts, "no communication")

@@ -120,7 +120,8 @@ class Strategy:
             raise StrategyError(f"sp={self.sp!r} is neither true nor false", hint="sp = true")
         for is_said, word, axis, what in ((self.zero, f"zero={self.zero}", "dp", "state"), (self.sp, "sp", "tp", "activations")):
             if is_said and axis not in self.mesh.names:
-                raise StrategyError(f"{word} divides {what} over {axis}, which the strategy does not have", hint=f"add {axis}=N, or leave it out")
+                message = f"{word} divides {what} over {axis}, which the strategy does not have"
+                raise StrategyError(message, hint=f"add {axis}=N, or leave it out")
         for placement in self.placements:
             _check_layout("placement", placement.pattern, placement.sharding, self.mesh)
             if placement.sharding.pending:

@@ -50,14 +50,33 @@ class Choices:
     """
 
     def __init__(
-        self, program: Program, axis: str, ways: int, regions: BatchRegions, pins: Mapping[str, Along], cost: CostModel, *, sp: bool = False
+        self,
+        program: Program,
+        axis: str,
+        ways: int,
+        regions: BatchRegions,
+        pins: Mapping[str, Along],
+        cost: CostModel,
+        *,
+        sp: bool = False,
+        is_lenient: bool = False,
     ) -> None:
-        """Enumerate them for an axis of `ways` devices; with `sp` also splits of tokens, where nothing is contracted.
+        """Enumerate them.
+
+        Args:
+            program: a whole step.
+            axis: name of the axis.
+            ways: its size.
+            regions: of examples and tokens, which are not split.
+            pins: layouts that the user fixed, by name of an input or value.
+            cost: of what expansions communicate.
+            sp: whether tokens may be split after all where nothing is contracted.
+            is_lenient: whether contractions with parameters may be computed whole, and their parameters gathered.
 
         Raises:
-            ShardingError: if a contraction with a parameter cannot be divided.
+            ShardingError: if a contraction with a parameter cannot be divided and must be.
         """
-        self.program, self.ways, self.regions = program, ways, regions
+        self.program, self.ways, self.regions, self.is_lenient = program, ways, regions, is_lenient
         self._rows = BatchRegions(program, only_rows=True) if sp else regions
         self._expansion = _Expansion(axis, ways, cost)
         self.free: dict[Value, frozenset[str]] = {}
@@ -190,7 +209,7 @@ class Choices:
         if self.free.get(op.results[0]) if op.results else True:
             yield Choice(replicated(op), 1.0)
             return
-        must_divide = op in self.weights.contractions
+        must_divide = op in self.weights.contractions and not self.is_lenient
         for option in (*self._candidates(op), *self._found[op]):
             if must_divide and not option.divides:
                 continue
@@ -212,7 +231,7 @@ class Choices:
         here = self.layouts.get(value, {None: None})
         if want in here or (self.free.get(value) and not isinstance(want, str)):
             return True
-        if value in self.weights.values:
+        if value in self.weights.values and not self.is_lenient:
             return False
         return want in (None, "sum") or isinstance(want, Split)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from maniple.base.errors import StrategyError
 from maniple.base.types import TensorType
@@ -27,12 +27,14 @@ class Sharded:
 
     Attributes:
         solution: what the solver decided for tp, None without tp.
+        notes: what people should know of these decisions, by subject.
     """
 
     program: Program
     mesh: Mesh
     layouts: Layouts
     solution: Solution | None
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -> Sharded:
@@ -61,17 +63,32 @@ def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -
     if strategy.size(TENSOR_AXIS) > 1:
         chosen = {name: along(sharding, TENSOR_AXIS) for name, sharding in {**placed, **pinned}.items()}
         solution = solve(program, TENSOR_AXIS, mesh.size(TENSOR_AXIS), cost, pins=chosen, sp=strategy.sp)
+    scatters = solution.num_changes("reduce_scatter") if solution and strategy.sp else 0
+    if strategy.sp and solution and not scatters:  # nothing to gain
+        solution = solve(program, TENSOR_AXIS, mesh.size(TENSOR_AXIS), cost, pins=chosen)
     layouts = _layouts(program, strategy, solution, fixed, set(placed) | set(pinned))
     sharded = propagate(program, mesh, layouts, cost)
-    if strategy.sp:
+    if scatters:
         sharded = regather(sharded, TENSOR_AXIS)
-    return Sharded(sharded, mesh, layouts, solution)
+    return Sharded(sharded, mesh, layouts, solution, dict(_notes(strategy, batch, solution, scatters)))
+
+
+def _notes(strategy: Strategy, batch: Mapping[str, Sharding], solution: Solution | None, scatters: int) -> Iterator[tuple[str, str]]:
+    if batch:
+        yield "batch", f"rows are dim 0 of {', '.join(batch)}"
+    if strategy.sp and scatters:
+        yield "sp", f"{scatters} partial sums are scattered, where tp alone makes them whole"
+    elif strategy.sp:
+        yield "sp", "finds nothing to divide between products; all is as without it"
+    if solution and solution.gathered:
+        yield "parameters that cannot stay divided", "; ".join(solution.gathered)
 
 
 def _batch_layouts(program: Program, ways: int, pinned: Collection[str]) -> dict[str, Sharding]:
     """Return the layout of each batch input that is not pinned: rows over dp, for those that have the batch's number of rows.
 
-    That number is the first dim that most of them have; of equals, that of the tensors with most elements.
+    That number is the first dim of most of them, less those of which it is another dim (so that a mask [tokens, tokens] does not count);
+    of equals, that of the tensors with most elements. It is 1 only if all first dims are.
 
     Raises:
         StrategyError: if there are fewer rows than data-parallel ways, or no rows at all.
@@ -84,11 +101,13 @@ def _batch_layouts(program: Program, ways: int, pinned: Collection[str]) -> dict
     tensors = {name: kind for name, kind in batch.items() if name not in pinned}
     if not tensors:
         return {}
-    votes: dict[int, tuple[int, int]] = {}
-    for kind in tensors.values():
-        count, elements = votes.get(kind.shape[0], (0, 0))
-        votes[kind.shape[0]] = (count + 1, elements + kind.num_elements)
-    rows = max(votes, key=lambda n: votes[n])
+
+    def votes(n: int) -> tuple[bool, int, int]:
+        first = [kind for kind in tensors.values() if kind.shape[0] == n]
+        others = sum(n in kind.shape[1:] for kind in tensors.values())
+        return n > 1, len(first) - others, sum(kind.num_elements for kind in first)
+
+    rows = max(dict.fromkeys(kind.shape[0] for kind in tensors.values()), key=votes)
     if rows < ways:
         name = next(name for name, kind in tensors.items() if kind.shape[0] == rows)
         raise StrategyError(f"dp={ways} is more ways than {name} has rows: {rows}", hint=f"dp={max(rows, 1)} or a larger batch")

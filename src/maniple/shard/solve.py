@@ -3,8 +3,10 @@
 Minimised is the modelled time of forward and backward: each op's share of its FLOPs and the layout changes between ops, one for all
 users of a value. Rules make it tensor parallelism rather than no parallelism: batch and sequence are never split
 (`classes.BatchRegions`); contractions with a parameter, and those that make its gradient, are divided; such parameters are stored split
-and never gathered (`classes.Weights`); a partial sum becomes whole, never split, so that what blocks hand to each other is whole.
-Gradients arrive in their parameter's layout, results whole. Contract: reassociating.
+and never gathered (`classes.Weights`), unless there is no other way; a partial sum becomes whole, never split, so that what blocks hand to
+each other is whole. Gradients arrive in their parameter's layout, results whole. Contract: reassociating.
+
+Under `sp` tokens may be split where nothing is contracted, partial sums may become split, and what forward keeps for backward has a price.
 
 Times are those of a batch of at least `REFERENCE_TOKENS`: layouts should not depend on how small a batch a program was captured with.
 """
@@ -34,7 +36,8 @@ LIMIT_S: Final = 300.0
 _US: Final = 1e6
 _TIE_US: Final = 1e-3
 """Price of letting a partial sum pass an op, and of splitting what may as well be replicated: decides among equals only."""
-_SLACK_US: Final = 1e9
+_AGAINST_US: Final = 1e6
+"""Price of gathering a parameter that should stay divided, and of a contraction with one that is computed whole."""
 _KEEP: Final = 4.0
 """Under `sp`: what an activation takes until backward counts as much as moving it so many times."""
 
@@ -50,6 +53,7 @@ class Solution:
         inputs: layout along the axis of each parameter and buffer, by name.
         seconds: modelled time of forward and backward, of a batch of at least `REFERENCE_TOKENS`.
         is_proven: whether no cheaper choice exists.
+        gathered: what had to be done against the rules for parameters, each with the user's line.
         changes: (kind, shape) of each layout change that communicates, between ops.
         summary: what was decided, for people.
     """
@@ -60,6 +64,11 @@ class Solution:
     is_proven: bool
     changes: tuple[tuple[str, tuple[int, ...]], ...]
     summary: str
+    gathered: tuple[str, ...] = ()
+
+    def num_changes(self, kind: str) -> int:
+        """Return the number of layout changes of a kind."""
+        return sum(name == kind for name, _ in self.changes)
 
 
 def solve(
@@ -82,30 +91,25 @@ def solve(
         sp: whether activations between contractions may be split too, along tokens as well, and what they take until backward counts.
 
     Raises:
-        ShardingError: if a contraction with a parameter cannot be divided.
+        ShardingError: if there are no such layouts, or none is found in time.
     """
     start = time.perf_counter()
     regions = BatchRegions(program)
-    choices = Choices(program, axis, ways, regions, pins or {}, cost, sp=sp)
     scale = max(REFERENCE_TOKENS / regions.num_tokens, 1.0)
-    model = _Model(choices, cost, scale, sp=sp)
-    outcome = model.milp.solve(limit_s=LIMIT_S)
-    if not outcome.values:
-        raise _conflict(choices, cost, scale)
-    return model.read(outcome, time.perf_counter() - start)
-
-
-def _conflict(choices: Choices, cost: CostModel, scale: float) -> ShardingError:
-    """Return the error that names the op whose demands on its weights contradict those of others."""
-    model = _Model(choices, cost, scale, is_elastic=True)
-    values = model.milp.solve(limit_s=LIMIT_S).values
-    for variable, op in model.slacks.items():
-        if values and values[variable] > 0.5:
-            return ShardingError(
-                f"{op.name} cannot take its parameter split in {choices.ways} as other ops take it: {op!r}",
-                where=op.location, hint="fewer ways, or pin the parameter as replicated in the strategy file",
-            )  # fmt: skip
-    return ShardingError(f"no layouts were found within {LIMIT_S:.0f} s", hint="pin the layouts of some parameters in the strategy file")
+    for is_lenient in (False, True):
+        try:
+            choices = Choices(program, axis, ways, regions, pins or {}, cost, sp=sp, is_lenient=is_lenient)
+        except ShardingError:
+            if is_lenient:
+                raise
+            continue
+        model = _Model(choices, cost, scale, sp=sp)
+        outcome = model.milp.solve(limit_s=LIMIT_S)
+        if outcome.values:
+            return model.read(outcome, time.perf_counter() - start)
+        if not outcome.is_proven:
+            break
+    raise ShardingError(f"no layouts were found within {LIMIT_S:.0f} s", hint="pin the layouts of some parameters in the strategy file")
 
 
 class _Model:
@@ -116,11 +120,11 @@ class _Model:
         made: for each value and layout the variables whose sum says whether it is made so.
         picked: for each op its choices, each with the variables whose sum says whether it is picked.
         changes: variable of each layout change (value, from, to).
-        slacks: of an elastic model, variables that say that an op gets its weight gathered.
+        users: of a layout change of a parameter, the op that asked for it first.
     """
 
-    def __init__(self, choices: Choices, cost: CostModel, scale: float, *, sp: bool = False, is_elastic: bool = False) -> None:
-        self.choices, self.cost, self.scale, self.sp, self.is_elastic = choices, cost, scale, sp, is_elastic
+    def __init__(self, choices: Choices, cost: CostModel, scale: float, *, sp: bool = False) -> None:
+        self.choices, self.cost, self.scale, self.sp = choices, cost, scale, sp
         self.saved, self.regathered = saved(choices.program) if sp else (frozenset[Value](), frozenset[Value]())
         rows = BatchRegions(choices.program, only_rows=True)
         self.growing = rows if rows.num_rows > 1 else choices.regions
@@ -130,7 +134,7 @@ class _Model:
         self.made: dict[Value, dict[Along, list[int]]] = {}
         self.picked: dict[Op, list[tuple[Choice, list[int]]]] = {}
         self.changes: dict[tuple[Value, Along, Along], int] = {}
-        self.slacks: dict[int, Op] = {}
+        self.users: dict[int, Op | None] = {}
         self.single = _single_use(choices.program)
         for item in choices.program.inputs:
             self.add_input(item.value)
@@ -214,7 +218,8 @@ class _Model:
         seconds = self.cost.compute_s(definition(op.name).flops(op) * scale * choice.share)
         seconds += sum(self.cost.collective_s(kind, size * scale, self.choices.ways) for kind, size in choice.moved)
         num_pending = sum(isinstance(layout, str) for layout in choice.option.operands)
-        return seconds * _US + _TIE_US * num_pending
+        is_whole = op in self.choices.weights.contractions and not choice.option.divides
+        return seconds * _US + _TIE_US * num_pending + _AGAINST_US * is_whole
 
     def keep_cost(self, value: Value, layout: Along) -> float:
         """Return the price of keeping a value until backward: that of moving what a device holds of it `_KEEP` times."""
@@ -247,19 +252,15 @@ class _Model:
 
         Rows for several layouts at once follow from those for each one where variables are 0 or 1, and make the relaxation tight.
         """
-        supply = self.supply(value, layouts)
+        supply = self.supply(value, layouts, user)
         if supply is None:
             return
         row = dict(terms)
-        if self.is_elastic and user is not None and value in self.choices.weights.values:
-            slack = self.milp.variable(_SLACK_US)
-            self.slacks[slack] = user
-            row[slack] = -1.0
         for variable, factor in supply.items():
             row[variable] = row.get(variable, 0.0) - factor
         self.milp.row(row, high=0.0)
 
-    def supply(self, value: Value, layouts: tuple[Along, ...]) -> Terms | None:
+    def supply(self, value: Value, layouts: tuple[Along, ...], user: Op | None) -> Terms | None:
         """Return variables of which one is 1 if `value` is at hand in one of `layouts`; None if it always is."""
         made = self.made[value]
         from_whole = any(layout in (None, "sum") or isinstance(layout, Split) for layout in layouts)
@@ -267,15 +268,15 @@ class _Model:
         if set(made) <= direct:
             return None
         supply = {variable: 1.0 for here in made if here in direct for variable in made[here]}
-        if value not in self.choices.weights.values and from_whole:
+        if from_whole and (self.choices.is_lenient or value not in self.choices.weights.values):
             wanted = [layout for layout in layouts if isinstance(layout, Split)]
             for here in made:
                 if here not in direct:
                     targets = (None,) if isinstance(here, str) and not self.sp else (None, *wanted)
-                    supply.update({self.change(value, here, want): 1.0 for want in targets})
+                    supply.update({self.change(value, here, want, user): 1.0 for want in targets})
         return supply
 
-    def change(self, value: Value, here: Along, want: Along) -> int:
+    def change(self, value: Value, here: Along, want: Along, user: Op | None) -> int:
         """Return the variable of a layout change, which there is only if the value is made in layout `here`."""
         key = (value, here, want)
         if key not in self.changes:
@@ -284,6 +285,9 @@ class _Model:
             payload = size / self.choices.ways if kind == "all_to_all" else size
             times = 2 if kind == "all_gather" and value in self.regathered else 1
             variable = self.milp.variable(times * self.cost.collective_s(kind, payload, self.choices.ways) * _US)
+            if value in self.choices.weights.values:
+                self.milp.cost[variable] += _AGAINST_US
+                self.users[variable] = user
             self.milp.row({variable: 1.0, **dict.fromkeys(self.made[value][here], -1.0)}, high=0.0)
             self.changes[key] = variable
         return self.changes[key]
@@ -330,10 +334,19 @@ class _Model:
             if outcome.values[variable] > 0.5
         )
         total_s = sum(cost * value for cost, value in zip(self.milp.cost, outcome.values, strict=True)) / _US
+        total_s -= sum(outcome.values[variable] for variable in self.users) * _AGAINST_US / _US
         lines = _summary(options, inputs, changes, total_s, outcome, seconds)
-        return Solution(options, inputs, total_s, outcome.is_proven, changes, "\n".join(lines))
+        return Solution(options, inputs, total_s, outcome.is_proven, changes, "\n".join(lines), tuple(self.against(outcome, options)))
 
-
+    def against(self, outcome: Outcome, options: Mapping[Op, Option]) -> Iterator[str]:
+        """Yield what was done against the rules for parameters: what moves, for which op, and what is computed whole."""
+        for (value, here, want), variable in self.changes.items():
+            if variable in self.users and outcome.values[variable] > 0.5:
+                user = self.users[variable]
+                yield f"{change_kind(here, want)} of %{value.name}" + (f" for {user.name}, {user.location}" if user else "")
+        for op, option in options.items():
+            if op in self.choices.weights.contractions and not option.divides:
+                yield f"{op.name} computed whole, {op.location}"
 
 
 def _single_use(program: Program) -> set[Value]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tape import Tape, mlp, transformer
 
-from maniple.base.errors import ShardingError
 from maniple.engine.reference import ReferenceEngine
 from maniple.ir.program import Program
 from maniple.kernels.torch import compile_program
@@ -149,16 +148,16 @@ def test_summary_tells_what_is_split() -> None:
     assert "h.0.attn.c_attn.weight: dim 0/3" in summary.splitlines()
 
 
-def test_names_an_op_that_cannot_be_divided() -> None:
+def test_what_cannot_be_divided_is_computed_whole_and_named() -> None:
     t = Tape()
     x, labels = t.input("batch.x", 8, 1, kind="batch"), t.input("batch.y", 8, kind="batch", dtype="i64")
     t.at(7, "head")
     x = t.linear(x, t.input("head.weight", 1, 1))
-    with pytest.raises(ShardingError, match=r"dot_general .*\n.*model\.py:7 \(head\)"):
-        solve(t.finish(t.cross_entropy(x, labels)), "tp", 2, CostModel())
+    solution, _ = sharded(t.finish(t.cross_entropy(x, labels)), 2)
+    assert "dot_general computed whole, model.py:7 (head)" in solution.gathered
 
 
-def test_names_an_op_that_takes_a_weight_otherwise() -> None:
+def test_a_weight_that_is_taken_otherwise_is_moved_and_named() -> None:
     t = Tape()
     x, labels = t.input("batch.x", 8, 4, kind="batch"), t.input("batch.y", 8, kind="batch", dtype="i64")
     t.at(7, "first")
@@ -166,8 +165,10 @@ def test_names_an_op_that_takes_a_weight_otherwise() -> None:
     x = t.linear(x, t.reshape(w, 6, 4))
     program = t.finish(t.cross_entropy(x, labels))
     assert solve(program, "tp", 3, CostModel()).inputs["weight"] in (Split(2), Split(1), Split(0))
-    with pytest.raises(ShardingError, match=r"model\.py:7 \(first\)"):
-        solve(program, "tp", 3, CostModel(), pins={"weight": Split(2), program.ops[0].results[0].name: Split(0)})
+    solution, _ = sharded(program, 3, {"weight": Split(2), program.ops[0].results[0].name: Split(0)})
+    assert len(solution.gathered) == 1
+    assert solution.gathered[0].startswith("all_to_all of %")
+    assert solution.gathered[0].endswith("model.py:7 (first)")
 
 
 class TestBatchRegions:
