@@ -1,4 +1,4 @@
-"""Data that every machine has: the source of Python's standard library, and made-up images and rows.
+"""Data that every machine has: the source of Python's standard library, and made-up images, rows and clicks.
 
 Each function returns a function from the number of a step to its batch. The same seed and number give the same batch.
 """
@@ -6,7 +6,7 @@ Each function returns a function from the number of a step to its batch. The sam
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -75,6 +75,17 @@ def next_character(batch: int, seq: int, seed: int) -> Callable[[int], Batch]:
     return make
 
 
+def next_text(batch: int, seq: int, seed: int) -> Callable[[int], Batch]:
+    """Return batches `x`, `y`: i64[batch, seq] each, `y` the text that follows `x`."""
+    corpus = read_corpus()
+
+    def make(step: int) -> Batch:
+        tokens = _windows(corpus, batch, 2 * seq, _generator(seed, step))
+        return {"x": tokens[:, :seq].contiguous(), "y": tokens[:, seq:].contiguous()}
+
+    return make
+
+
 def masked_characters(batch: int, seq: int, seed: int) -> Callable[[int], Batch]:
     """Return batches `input_ids`, `token_type_ids`, `labels`: i64[batch, seq] each.
 
@@ -107,5 +118,38 @@ def classified(batch: int, shape: tuple[int, ...], classes: int, seed: int) -> C
         pattern = torch.sin((labels[:, None] + 1) * (positions + 1) * 0.37)
         pattern = pattern.reshape(batch, *(1,) * (len(shape) - 1), shape[-1])
         return {"x": pattern + 0.5 * torch.randn((batch, *shape), generator=generator), "y": labels}
+
+    return make
+
+
+def segmented(batch: int, channels: int, pixels: int, labelled: int, classes: int, seed: int) -> Callable[[int], Batch]:
+    """Return batches `x`: f32[batch, channels, pixels, pixels] and `y`: i64[batch, labelled, labelled], the classes of the middle.
+
+    The classes lie in stripes of another direction in each image, and each is a brightness under noise.
+    """
+
+    def make(step: int) -> Batch:
+        generator = _generator(seed, step)
+        angle = 3.1416 * torch.rand((batch, 1, 1), generator=generator)
+        at = torch.linspace(0, 1, pixels)
+        across = at[None, :, None] * angle.sin() + at[None, None, :] * angle.cos()
+        kinds = ((across + 1) * 4).long() % classes
+        noise = 0.3 * torch.randn((batch, channels, pixels, pixels), generator=generator)
+        edge = (pixels - labelled) // 2
+        inside = slice(edge, edge + labelled)
+        return {"x": kinds[:, None].float() + noise, "y": kinds[:, inside, inside].contiguous()}
+
+    return make
+
+
+def clicks(batch: int, dense: int, tables: Sequence[int], lookups: int, seed: int) -> Callable[[int], Batch]:
+    """Return batches `dense`: f32[batch, dense], `categories`: i64[batch, tables, lookups] and `y`: f32[batch], 0 or 1."""
+
+    def make(step: int) -> Batch:
+        generator = _generator(seed, step)
+        x = torch.randn((batch, dense), generator=generator)
+        found = [torch.randint(rows, (batch, lookups), generator=generator) for rows in tables]
+        liked = x.sum(1) + sum((ids % 3 - 1).sum(1) for ids in found)
+        return {"dense": x, "categories": torch.stack(found, dim=1), "y": (liked > 0).float()}
 
     return make

@@ -31,6 +31,8 @@ SIZES: Final[Mapping[str, LlamaSize]] = MappingProxyType({
     "tiny": LlamaSize(layers=4, heads=4, kv_heads=2, hidden=64, intermediate=192, vocab=128, batch=8, seq=32, positions=64, lr=3e-3),
     "7b": LlamaSize(layers=32, heads=32, kv_heads=32, hidden=4096, intermediate=11008, batch=4, seq=4096, positions=4096, lr=3e-4),
     "13b": LlamaSize(layers=40, heads=40, kv_heads=40, hidden=5120, intermediate=13824, batch=4, seq=4096, positions=4096, lr=3e-4),
+    "33b": LlamaSize(layers=60, heads=52, kv_heads=52, hidden=6656, intermediate=17920, batch=4, seq=2048, positions=2048, lr=1.5e-4),
+    "65b": LlamaSize(layers=80, heads=64, kv_heads=64, hidden=8192, intermediate=22016, batch=4, seq=2048, positions=2048, lr=1.5e-4),
     "8b": LlamaSize(
         layers=32, heads=32, kv_heads=8, hidden=4096, intermediate=14336, vocab=128256, theta=500000.0,
         batch=4, seq=8192, positions=8192, lr=3e-4,
@@ -38,6 +40,10 @@ SIZES: Final[Mapping[str, LlamaSize]] = MappingProxyType({
     "70b": LlamaSize(
         layers=80, heads=64, kv_heads=8, hidden=8192, intermediate=28672, vocab=128256, theta=500000.0,
         batch=4, seq=8192, positions=8192, lr=1.5e-4,
+    ),
+    "405b": LlamaSize(
+        layers=126, heads=128, kv_heads=8, hidden=16384, intermediate=53248, vocab=128256, theta=500000.0,
+        batch=4, seq=8192, positions=8192, lr=8e-5,
     ),
 })  # fmt: skip
 

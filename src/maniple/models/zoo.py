@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.optim import SGD, AdamW, Optimizer
 
 from maniple.base.errors import ModelError
-from maniple.models import bert, data, gpt2, llama, mlp, resnet, steps
+from maniple.models import bert, data, dlrm, gpt2, llama, lstm, mixtral, mlp, resnet, steps, t5, unet, vit
 from maniple.models.workload import Batch, Size, Step, Workload
 
 DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
@@ -65,16 +65,36 @@ def _sgd(model: nn.Module, lr: float) -> Optimizer:
     return SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
 
 
+def _plain_sgd(model: nn.Module, lr: float) -> Optimizer:
+    return SGD(model.parameters(), lr=lr)
+
+
+def _heavy_sgd(model: nn.Module, lr: float) -> Optimizer:
+    return SGD(model.parameters(), lr=lr, momentum=0.99)
+
+
 def _rows(size: mlp.MLPSize, batch: int, _seq: int, seed: int) -> Callable[[int], Batch]:
     return data.classified(batch, (size.inputs,), size.classes, seed)
 
 
-def _images(size: resnet.ResNetSize, batch: int, _seq: int, seed: int) -> Callable[[int], Batch]:
+def _images(size: resnet.ResNetSize | vit.ViTSize, batch: int, _seq: int, seed: int) -> Callable[[int], Batch]:
     return data.classified(batch, (3, size.pixels, size.pixels), size.classes, seed)
 
 
 def _text(_size: Size, batch: int, seq: int, seed: int) -> Callable[[int], Batch]:
     return data.next_character(batch, seq, seed)
+
+
+def _next_text(_size: Size, batch: int, seq: int, seed: int) -> Callable[[int], Batch]:
+    return data.next_text(batch, seq, seed)
+
+
+def _segments(size: unet.UNetSize, batch: int, _seq: int, seed: int) -> Callable[[int], Batch]:
+    return data.segmented(batch, size.inputs, size.pixels, size.labelled, size.classes, seed)
+
+
+def _clicks(size: dlrm.DLRMSize, batch: int, _seq: int, seed: int) -> Callable[[int], Batch]:
+    return data.clicks(batch, size.dense, size.tables, size.lookups, seed)
 
 
 def _masked_text(_size: Size, batch: int, seq: int, seed: int) -> Callable[[int], Batch]:
@@ -96,7 +116,32 @@ ZOO: Final[Mapping[str, Family]] = MappingProxyType({
         bert.SIZES, bert.Bert, _adamw, steps.train_masked_language_model, _masked_text, "tokens",
     ),
     "resnet": Family(
-        "ResNet: basic blocks, batch norm", resnet.SIZES, resnet.ResNet, _sgd, steps.train_classifier, _images, "images"
+        "ResNet: convolutions around shortcuts, batch norm",
+        resnet.SIZES, resnet.ResNet, _sgd, steps.train_classifier, _images, "images",
+    ),
+    "mixtral": Family(
+        "Mixtral: Llama with experts, of which each token takes two",
+        mixtral.SIZES, mixtral.Mixtral, _adamw, steps.train_mixture, _text, "tokens",
+    ),
+    "vit": Family(
+        "vision transformer: patches, class token, learned positions",
+        vit.SIZES, vit.ViT, _adamw, steps.train_classifier, _images, "images",
+    ),
+    "t5": Family(
+        "T5: encoder and decoder, scores with learned distances, RMSNorm",
+        t5.SIZES, t5.T5, _adamw, steps.train_sequence_to_sequence, _next_text, "tokens",
+    ),
+    "lstm": Family(
+        "LSTM language model, gradients clipped by norm",
+        lstm.SIZES, lstm.LSTM, _plain_sgd, steps.train_recurrent, _text, "tokens",
+    ),
+    "dlrm": Family(
+        "DLRM: embedding tables, dot products of pairs, two perceptrons",
+        dlrm.SIZES, dlrm.DLRM, _plain_sgd, steps.train_recommender, _clicks, "rows",
+    ),
+    "unet": Family(
+        "U-Net: contracting and expanding convolutions, a class for each pixel",
+        unet.SIZES, unet.UNet, _heavy_sgd, steps.train_classifier, _segments, "images",
     ),
 })  # fmt: skip
 """Every architecture by name."""
@@ -177,7 +222,7 @@ def _find(name: str) -> tuple[Family, Size]:
     architecture, _, size = name.partition(":")
     if architecture not in ZOO:
         close = difflib.get_close_matches(architecture, list(ZOO), n=1)
-        hint = (f"did you mean {close[0]}? " if close else "") + f"known are {', '.join(ZOO)}, or FILE.py:FUNCTION"
+        hint = (f"did you mean {close[0]}? " if close else "") + f"known are {', '.join(ZOO)}, hf:PATH, or FILE.py:FUNCTION"
         raise ModelError(f"unknown model {architecture!r}", hint=hint)
     sizes = ZOO[architecture].sizes
     if (size or "tiny") not in sizes:

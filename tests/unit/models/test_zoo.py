@@ -10,8 +10,9 @@ from maniple.base.errors import ModelError
 from maniple.models import ZOO, load, make
 from maniple.models.data import IGNORED_LABEL, MASK_TOKEN, read_corpus
 
-# number of parameters as published: GPT-2 (Radford et al. 2019; small and medium as released), Llama (model cards), ResNet and BERT as in
-# torchvision and transformers
+# number of parameters as published: GPT-2 (Radford et al. 2019; small and medium as released), Llama and Mixtral (model cards), ResNet
+# and ViT as in torchvision, BERT and T5 as in transformers; LSTM (Zaremba et al. 2014 say 66 million of the large one) with both biases
+# of torch's, DLRM by the rows of its tables, U-Net as implementations count it
 PUBLISHED = {
     "gpt2:14m": 14_067_712 + 128 * 128,  # Pythia-14M, which has no table of positions
     "gpt2:small": 124_439_808,
@@ -26,6 +27,30 @@ PUBLISHED = {
     "bert:large": 335_174_458,
     "resnet:18": 11_689_512,
     "resnet:34": 21_797_672,
+    "resnet:50": 25_557_032,
+    "resnet:101": 44_549_160,
+    "resnet:152": 60_192_808,
+    "llama:33b": 32_528_943_616,
+    "llama:65b": 65_285_660_672,
+    "llama:405b": 405_853_388_800,
+    "mixtral:8x7b": 46_702_792_704,
+    "mixtral:8x22b": 140_630_071_296,
+    "vit:b16": 86_567_656,
+    "vit:b32": 88_224_232,
+    "vit:l16": 304_326_632,
+    "vit:l32": 306_535_400,
+    "vit:h14": 632_045_800,
+    "t5:small": 60_506_624,
+    "t5:base": 222_903_552,
+    "t5:large": 737_668_096,
+    "t5:3b": 2_851_598_336,
+    "t5:11b": 11_307_321_344,
+    "lstm:small": 4_653_200,
+    "lstm:medium": 19_780_400,
+    "lstm:large": 66_034_000,
+    "dlrm:kaggle": 540_201_232 + 155_984 + 320_001,  # 33,762,577 rows of width 16, then the two perceptrons
+    "dlrm:terabyte": 24_034_227_072 + 171_392 + 2_197_505,
+    "unet:base": 31_030_658,
 }
 
 
@@ -46,7 +71,7 @@ def test_every_published_size_is_tested() -> None:
 def test_loss_falls(name: str) -> None:
     workload = make(name)
     losses = [float(workload.step(workload.model, workload.optimizer, workload.batches(step)).detach()) for step in range(25)]
-    assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
+    assert sum(losses[-5:]) < sum(losses[:5]) - (0.1 if name == "dlrm" else 0.5)  # whose loss begins at log(2)
     if name in {"gpt2", "llama", "bert"}:
         assert losses[0] == pytest.approx(math.log(128), abs=0.2)
 
