@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; name one with make PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,realm,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,realm,hf,dev]'
 	@touch $@
 
 lint: setup ## style, types, layers

@@ -18,7 +18,7 @@ class WorkloadConfig:
     """Which training step, on what data.
 
     Attributes:
-        model: a name of the zoo, or `FILE.py:FUNCTION`.
+        model: a name of the zoo, `hf:PATH`, or `FILE.py:FUNCTION`.
         batch: rows of a batch, None for the model's own.
         seq: tokens per row, None for the model's own.
         dtype: of parameters, buffers and batch.

@@ -32,7 +32,7 @@ Report = TypeVar("Report")
 
 _ENGINE_DEFAULT = "realm where legate is installed, else reference"
 _STRATEGY = 'words such as "dp=2 tp=2 zero=3", or a path that ends in .toml'
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="gpt2, gpt2:small, ... (see maniple models), or FILE.py:FUNCTION")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="gpt2, gpt2:small, ... (see maniple models), hf:PATH, or FILE.py:FUNCTION")]
 StrategyText = Annotated[str, typer.Option("--strategy", "-s", metavar="TEXT", help=_STRATEGY)]
 Engine = Annotated[
     str | None,

@@ -214,7 +214,12 @@ def models_view(models: Mapping[str, Mapping[str, object]]) -> RenderableType:
         sizes = model["sizes"]
         assert isinstance(sizes, list)
         table.add_row(name, ", ".join(f"{name}:{size}" for size in sizes), escape(str(model["description"])))
-    return Group(table, "the bare name is the tiny size; or FILE.py:FUNCTION, which returns step, model, optimizer, batch")
+    return Group(
+        table,
+        "the bare name is the tiny size",
+        "or hf:PATH: a config.json of the Hugging Face Hub, or the folder that holds it; its class with random weights",
+        "or FILE.py:FUNCTION, which returns step, model, optimizer, batch",
+    )
 
 
 def show(console: Console, view: RenderableType) -> None:

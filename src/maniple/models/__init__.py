@@ -1,11 +1,14 @@
 """Models to try things on: a zoo of published architectures, and users' own files. Importing it imports torch."""
 
 from maniple.base.errors import ModelError
+from maniple.models.huggingface import is_config, load_config
 from maniple.models.userfile import is_user_file, load_file
 from maniple.models.workload import Batch, Size, Step, Workload
 from maniple.models.zoo import DTYPES, ZOO, Family, make
 
-__all__ = ["DTYPES", "ZOO", "Batch", "Family", "Size", "Step", "Workload", "is_user_file", "load", "load_file", "make"]
+__all__ = [
+    "DTYPES", "ZOO", "Batch", "Family", "Size", "Step", "Workload", "is_config", "is_user_file", "load", "load_config", "load_file", "make",
+]  # fmt: skip
 
 
 def load(
@@ -18,13 +21,15 @@ def load(
     seed: int = 0,
     fake: bool = False,
 ) -> Workload:
-    """Return the workload that a command line names: a model of the zoo, or `FILE.py:FUNCTION`.
+    """Return the workload that a command line names: a model of the zoo, `hf:PATH`, or `FILE.py:FUNCTION`.
 
     The arguments are those of `make`; a user's own file decides batch, seq and dropout itself.
 
     Raises:
         ModelError: if there is no such model, or it cannot be made so.
     """
+    if is_config(text):
+        return load_config(text, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed, fake=fake)
     if not is_user_file(text):
         return make(text, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed, fake=fake)
     if batch is not None or seq is not None or dropout:
