@@ -211,16 +211,23 @@ def swapped_optimizers(bound: Bound, tensors: Mapping[str, Tensor], numbers: Map
 
 def _traced_group(group: Mapping[str, Any], names: Mapping[int, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     traced = {**group, "params": [tensors[names[id(parameter)]] for parameter in group["params"]]}
-    return {**traced, **{key: False for key in ("foreach", "fused") if key in traced}}
+    return {**traced, **{key: False for key in ("foreach", "fused", "capturable") if key in traced}}
 
 
 def _place(group: dict[str, Any], number: Number, symbol: torch.SymFloat) -> None:
     if number.at is None:
-        group[number.key] = symbol
+        group[number.key] = _like(group[number.key], symbol)
     else:
         entry = list(group[number.key])
-        entry[number.at] = symbol
+        entry[number.at] = _like(entry[number.at], symbol)
         group[number.key] = tuple(entry)
+
+
+def _like(value: object, symbol: torch.SymFloat) -> object:
+    """Return `symbol` as a tensor if `value` is one: its dtype is the precision that the optimizer computes in."""
+    if not isinstance(value, Tensor):
+        return symbol
+    return torch.scalar_tensor(symbol, dtype=value.dtype).reshape(value.shape)  # type: ignore[arg-type]  # takes symbols too
 
 
 def _check_groups(prefix: str, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:

@@ -22,10 +22,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from maniple.base.errors import CaptureError
 from maniple.capture.torch.batch import BatchStructure, ResultStructure, result_structure
+from maniple.capture.torch.branches import branches_merged, check_optimizers
 from maniple.capture.torch.fake import FakeTensors
 from maniple.capture.torch.fold import NotApartError, updates_folded
 from maniple.capture.torch.hyperparameters import Number, NumberGuard, Symbols, find_numbers
 from maniple.capture.torch.locations import OriginMode, StepPosition
+from maniple.capture.torch.numbers import numbers_computed
 from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, numbers_refused, schedulers_refused, texts_marked
 from maniple.capture.torch.promote import PromoteFloat64
 from maniple.capture.torch.state import Bound, OptimizerSlot, Slot, check_tensor, state_name
@@ -138,6 +140,8 @@ class _Tracer:
             schedulers_refused(),
             checkpoint_traced_through(),
             numbers_refused(),
+            numbers_computed(),
+            branches_merged(self.bound),
             texts_marked(),
             backward_watched(self.position, self._before_backward, self._after_backward),
             self.position.hooked(),
@@ -300,6 +304,7 @@ def trace_step(
         CaptureError: if the step does what a program cannot do.
         Exception: what torch or the user's code raises.
     """
+    check_optimizers(bound)
     try:
         return _trace_step(step_fn, bound, user_args, batch, batch_leaves, promote=promote, fold=fold)
     except NotApartError:

@@ -1,0 +1,77 @@
+"""Python's functions of numbers, for numbers that are known only when the step runs: `min`, `max`, `torch.tensor`, `torch.as_tensor`."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from maniple.capture.torch.patches import replaced
+
+_SYMBOLS: Final = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_PLAIN: Final = (bool, int, float)
+
+
+def _are_numbers(values: Any) -> bool:  # whatever the user passes
+    """Return whether all are numbers and one at least is known only when the step runs."""
+    return (
+        isinstance(values, list | tuple)
+        and any(isinstance(value, _SYMBOLS) for value in values)
+        and all(isinstance(value, (*_SYMBOLS, *_PLAIN)) for value in values)
+    )
+
+
+def _dtype(values: Any) -> torch.dtype:
+    if any(isinstance(value, float | torch.SymFloat) for value in values):
+        return torch.float64
+    return torch.int64 if any(isinstance(value, int | torch.SymInt) and not isinstance(value, bool) for value in values) else torch.bool
+
+
+def _picking(function: Callable[..., Any], is_better: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return `min` or `max` that can pick among numbers that are not known yet, as Python does: the first of equal ones, NaN never wins."""
+
+    def pick(*args: Any, **options: Any) -> Any:  # passed on
+        values = args[0] if len(args) == 1 else args
+        if options or not _are_numbers(values):
+            return function(*args, **options)
+        dtype = _dtype(values)
+        best: Any = values[0]
+        for value in values[1:]:
+            wins = torch.scalar_tensor(is_better(value, best), dtype=torch.bool)
+            best = torch.where(wins, torch.scalar_tensor(value, dtype=dtype), torch.scalar_tensor(best, dtype=dtype)).item()
+        return best
+
+    return pick
+
+
+def _making(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return `torch.tensor` or `torch.as_tensor` that takes numbers that are not known yet."""
+
+    def make(data: Any, *args: Any, **options: Any) -> Tensor:  # passed on
+        values = [data] if isinstance(data, _SYMBOLS) else data
+        if args or not _are_numbers(values):
+            return function(data, *args, **options)
+        wide = _dtype(values)
+        dtype = options.get("dtype") or (torch.get_default_dtype() if wide == torch.float64 else wide)
+        numbers: Any = values
+        made = [torch.scalar_tensor(value, dtype=dtype, device=options.get("device")) for value in numbers]
+        found = made[0] if values is not data else torch.stack(made)
+        return found.requires_grad_() if options.get("requires_grad") else found
+
+    return make
+
+
+@contextmanager
+def numbers_computed() -> Iterator[None]:
+    """Let `min`, `max`, `torch.tensor` and `torch.as_tensor` take numbers that are known only when the step runs."""
+    with (
+        replaced(builtins, "min", _picking(builtins.min, lambda value, best: value < best)),
+        replaced(builtins, "max", _picking(builtins.max, lambda value, best: value > best)),
+        replaced(torch, "tensor", _making(torch.tensor)),
+        replaced(torch, "as_tensor", _making(torch.as_tensor)),
+    ):
+        yield
