@@ -24,7 +24,6 @@ CASES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "adamw": (optim.AdamW, {"amsgrad": True, "foreach": True}),
     "nadam": (optim.NAdam, {"weight_decay": 0.1, "decoupled_weight_decay": True}),
     "radam": (optim.RAdam, {"weight_decay": 0.1, "betas": (0.8, 0.99)}),
-    "radam foreach": (optim.RAdam, {"weight_decay": 0.1, "decoupled_weight_decay": True, "foreach": True, "maximize": True}),
     "asgd": (optim.ASGD, {"t0": 2, "lambd": 0.1, "weight_decay": 0.1, "foreach": False}),
     "adafactor": (optim.Adafactor, {"weight_decay": 0.1, "d": 1.5}),
     "adadelta": (optim.Adadelta, {"weight_decay": 0.1, "maximize": True}),
@@ -34,6 +33,9 @@ CASES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "rprop": (optim.Rprop, {"maximize": True}),
     "muon": (optim.Muon, {"weight_decay": 0.2, "ns_steps": 3, "adjust_lr_fn": "match_rms_adamw"}),
 }
+SLOW = (optim.RAdam, optim.ASGD)
+"""Both ways of their branches are traced; one layer shows as much."""
+
 NO_INITIAL_STATE = {"adagrad"}
 """Optimizers that make their state when they are made."""
 
@@ -48,7 +50,7 @@ def step(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor
 
 def batches(count: int) -> list[tuple[Tensor, ...]]:
     torch.manual_seed(1)
-    return [(torch.randn(8, 6).double(), torch.randn(8, 3).double()) for _ in range(count)]
+    return [(torch.randn(8, 3).double(), torch.randn(8, 3).double()) for _ in range(count)]
 
 
 def change_lr(optimizer: Optimizer, _number: int) -> None:
@@ -65,7 +67,7 @@ def test_steps_equal_eager_ones(name: str) -> None:
     kind, options = CASES[name]
 
     def make() -> tuple[nn.Module, Optimizer]:
-        model = nn.Linear(6, 3, bias=name != "muon").double()
+        model = nn.Sequential(*(nn.Linear(3, 3, bias=name != "muon") for _ in range(1 if kind in SLOW else 2))).double()
         return model, kind(model.parameters(), **options)
 
     num_captures = 1 if name in NO_INITIAL_STATE else 2
@@ -95,7 +97,7 @@ def test_state_that_is_loaded_is_used() -> None:
     kind, options = CASES["asgd"]
 
     def make() -> tuple[nn.Module, Optimizer]:
-        model = nn.Linear(6, 3).double()
+        model = nn.Linear(3, 3).double()
         return model, kind(model.parameters(), **options)
 
     assert_same_training(make, step, batches(4), between=load_again)
@@ -112,7 +114,7 @@ def test_several_optimizers_and_groups() -> None:
 
     def make() -> tuple[nn.Sequential, Optimizer, Optimizer]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+        model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
         groups = [{"params": [model[0].weight], "lr": 0.1, "momentum": 0.5}, {"params": [model[0].bias], "weight_decay": 0.3}]
         return model, optim.SGD(groups, lr=0.01), optim.RAdam(model[2].parameters())
 
