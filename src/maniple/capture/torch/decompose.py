@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx
@@ -17,17 +18,25 @@ from torch._guards import detect_fake_mode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from maniple.capture.torch.strided import as_strided
+
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+TABLE: Final[Mapping[Any, Callable[..., Any]]] = MappingProxyType({
+    **decomposition_table,
+    torch.ops.aten.as_strided.default: as_strided,
+})  # fmt: skip
+"""What PyTorch knows to decompose, and what depends on memory, of which a row knows nothing."""
 
 
 class Decompositions:
     """Graphs of simpler ops for ops, one for each form in which an op is called.
 
     Attributes:
-        table: what PyTorch knows to decompose.
+        table: op to what it is made of.
     """
 
-    def __init__(self, table: Mapping[Any, Callable[..., Any]] = decomposition_table) -> None:
+    def __init__(self, table: Mapping[Any, Callable[..., Any]] = TABLE) -> None:
         """Start with nothing traced."""
         self.table = table
         self._graphs: dict[Hashable, fx.GraphModule] = {}

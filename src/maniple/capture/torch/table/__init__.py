@@ -27,6 +27,7 @@ from maniple.capture.torch.table.scalars import SCALARS
 from maniple.capture.torch.table.scatter import SCATTER
 from maniple.capture.torch.table.special import SPECIAL
 from maniple.capture.torch.table.views import VIEWS
+from maniple.capture.torch.table.windows import WINDOWS
 
 Row = Callable[..., Any]
 
@@ -47,6 +48,7 @@ _FAMILIES = (
     SCATTER,
     SPECIAL,
     VIEWS,
+    WINDOWS,
 )
 
 ATEN: Final[Mapping[str, Row]] = MappingProxyType({name: row for family in _FAMILIES for name, row in family.items()})
