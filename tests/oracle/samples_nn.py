@@ -26,7 +26,7 @@ def lookups() -> Iterator[Sample]:
         for padding in (-1, rows // 2):
             yield sample("embedding_grad", f(*ids, width), index, like=like(rows, width), padding_idx=padding)
     for shape, ignored in (((5, 4), -100), ((5, 5), 2), ((2, 5), -1), ((1, 3), 0), ((4, 1), 5), ((2, 3, 5), 1), ((4, 2), 0)):
-        labels = i(*shape[:-1], low=min(0, max(ignored, -1)), high=shape[-1])
+        labels = i(*shape[:-1], low=min(0, ignored) if ignored >= -1 else 0, high=shape[-1])
         yield sample("pick", f(*shape), labels, ignore_index=ignored)
         yield sample("pick_grad", f(*shape[:-1]), labels, like=like(*shape), ignore_index=ignored)
 
