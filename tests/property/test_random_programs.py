@@ -1,6 +1,6 @@
 """Random programs over the whole op set, divided at random, give the numbers of one device, in float64.
 
-`HYPOTHESIS_PROFILE=hours python -m pytest tests/property/test_random_programs.py -k layouts` goes on for hours, with new examples each time.
+`HYPOTHESIS_PROFILE=hours python -m pytest tests/property/test_random_programs.py -k layouts` runs for hours, on new examples each time.
 """
 
 from __future__ import annotations
