@@ -60,7 +60,9 @@ class Case:
         self.leaves, self.spec = pytree.tree_flatten((self.sample.input, self.sample.args, dict(self.sample.kwargs)))
 
     def tensors(self) -> list[Tensor]:
-        return [leaf.detach() for leaf in self.leaves if isinstance(leaf, Tensor)]
+        """Return the operands; complex ones as pairs of real numbers, as no program takes them."""
+        found = [leaf.detach() for leaf in self.leaves if isinstance(leaf, Tensor)]
+        return [torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf for leaf in found]
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the op's tensor results, and its operands that need gradients."""
@@ -71,11 +73,14 @@ class Case:
             if self.backward and isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaves[at] = leaves[at].detach().clone().requires_grad_()
                 wanted.append(leaves[at])
+            if isinstance(leaf, Tensor) and leaf.is_complex():
+                leaves[at] = torch.view_as_complex(leaves[at])
         first, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         made = self.function.op(first, *args, **kwargs)
         if self.sample.output_process_fn_grad and self.backward:
             made = self.sample.output_process_fn_grad(made)
         results = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
+        results = [torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf for leaf in results]
         return results, wanted
 
     def step(self, tensors: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
@@ -89,11 +94,11 @@ def cases(infos: Sequence[Any], limit: int) -> Iterator[tuple[Case | None, str, 
     """Yield samples of each op, at most `limit` evenly spread ones: the case, the op's name, its number, and why there is none."""
     for info in infos:
         name = info.name + (f".{info.variant_test_name}" if info.variant_test_name else "")
-        kinds = [kind for kind in (torch.float64, torch.int64, torch.bool, torch.float32) if kind in info.dtypes]
+        kinds = [kind for kind in (torch.float64, torch.int64, torch.bool, torch.float32, torch.complex128) if kind in info.dtypes]
         if not kinds:
-            yield None, name, 0, "no real dtype"
+            yield None, name, 0, "no dtype that a program holds"
             continue
-        backward = info.supports_autograd and kinds[0] == torch.float64
+        backward = info.supports_autograd and kinds[0] in (torch.float64, torch.complex128)
         try:
             torch.manual_seed(0)
             samples = list(info.sample_inputs("cpu", kinds[0], requires_grad=backward))

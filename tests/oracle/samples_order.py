@@ -10,6 +10,7 @@ from samples import Operand, Sample, f, i, sample
 from torch import Tensor
 
 from maniple.base.types import TensorType
+from maniple.ir.program import Attr
 from maniple.ops.special import INTEGER_BINARY, SPECIAL_BINARY, SPECIAL_UNARY
 
 LOOKUPS = (
@@ -92,4 +93,44 @@ def sums() -> Iterator[Sample]:
         yield Sample("sum_pool_grad", (f(*shape[:2], *space),), attrs, like(shape))
 
 
-ORDER_SAMPLES: tuple[Sample, ...] = (*gathers(), *orders(), *searches(), *specials(), *sums())
+INTEGERS = {"_linalg_det": (2,), "linalg_inv_ex": (1,), "_linalg_solve_ex": (2, 3), "linalg_cholesky_ex": (1,)}
+"""Results that are integers."""
+
+Sizes = tuple[tuple[int, ...], ...]
+
+
+def _matrix(function: str, operands: tuple[Operand, ...], ranks: tuple[int, ...], sizes: Sizes, **options: Attr) -> Sample:
+    pairs = tuple(sorted(options.items()))
+    dtypes = tuple("i32" if at in INTEGERS.get(function, ()) else "f64" for at in range(len(sizes)))
+    return sample("matrix_function", *operands, function=function, ranks=ranks, sizes=sizes, dtypes=dtypes, options=pairs)
+
+
+def _solvable(values: list[Tensor]) -> list[Tensor]:
+    matrix = values[0]
+    return [matrix @ matrix.mT + torch.eye(matrix.shape[-1], dtype=matrix.dtype), *values[1:]]
+
+
+def matrices() -> Iterator[Sample]:
+    for batch in ((), (5,), (2, 3)):
+        square, wide = f(*batch, 3, 3), f(*batch, 3, 2)
+        yield replace(_matrix("linalg_inv_ex", (square,), (2,), ((3, 3), ()), check_errors=True), prepare=_solvable)
+        yield replace(_matrix("linalg_cholesky_ex", (square,), (2,), ((3, 3), ()), upper=False), prepare=_solvable)
+        solve = _matrix("_linalg_solve_ex", (square, wide), (2, 2), ((3, 2), (3, 3), (3,), ()), left=True)
+        yield replace(solve, prepare=_solvable)
+        yield replace(_matrix("linalg_solve_triangular", (square, wide), (2, 2), ((3, 2),), upper=True), prepare=_solvable)
+        yield _matrix("linalg_qr", (wide,), (2,), ((3, 2), (2, 2)), mode="reduced")
+        yield _matrix("_linalg_svd", (wide,), (2,), ((3, 2), (2,), (2, 2)), full_matrices=False, compute_uv=True)
+    yield _matrix("_linalg_det", (f(2, 0, 0),), (2,), ((), (0, 0), (0,)))
+
+
+def transforms() -> Iterator[Sample]:
+    for shape, dims in (((5, 4), (1,)), ((4, 5, 3), (0, 2)), ((5,), (0,))):
+        x = f(*shape)
+        for forward in (False, True):
+            yield sample("fft", x, x, dims=dims, forward=forward)
+        yield sample("rfft", x, dims=dims)
+        for size in (2 * shape[dims[-1]] - 2, 2 * shape[dims[-1]] - 1):
+            yield sample("irfft", x, x, dims=dims, size=size)
+
+
+ORDER_SAMPLES: tuple[Sample, ...] = (*gathers(), *orders(), *searches(), *specials(), *sums(), *matrices(), *transforms())

@@ -13,8 +13,10 @@ from maniple.ops.batch_norm import BATCH_NORM
 from maniple.ops.collectives import COLLECTIVES
 from maniple.ops.convolution import CONVOLUTION
 from maniple.ops.elementwise import ELEMENTWISE
+from maniple.ops.fourier import FOURIER
 from maniple.ops.gather import GATHER
 from maniple.ops.lookup import LOOKUP
+from maniple.ops.matrix import MATRIX
 from maniple.ops.normalize import NORMALIZE
 from maniple.ops.opdef import OpDef
 from maniple.ops.pool import POOL
@@ -27,7 +29,7 @@ from maniple.ops.structure import STRUCTURE
 
 _FAMILIES = (
     ELEMENTWISE, STRUCTURE, RESHAPE, REDUCE, RANDOM, COLLECTIVES, LOOKUP, ACTIVATION, NORMALIZE, ATTENTION, CONVOLUTION, BATCH_NORM,
-    POOL, GATHER, SORT, SPECIAL,
+    POOL, GATHER, SORT, SPECIAL, MATRIX, FOURIER,
 )  # fmt: skip
 
 CATALOG: Final[Mapping[str, OpDef]] = MappingProxyType({row.name: row for family in _FAMILIES for row in family})

@@ -19,14 +19,16 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from maniple.capture.torch.strided import as_strided
+from maniple.capture.torch.table.written import WRITTEN
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 TABLE: Final[Mapping[Any, Callable[..., Any]]] = MappingProxyType({
     **decomposition_table,
+    **WRITTEN,
     torch.ops.aten.as_strided.default: as_strided,
 })  # fmt: skip
-"""What PyTorch knows to decompose, and what depends on memory, of which a row knows nothing."""
+"""What PyTorch knows to decompose, what is written here, and what depends on memory, of which a row knows nothing."""
 
 
 class Decompositions:

@@ -26,6 +26,14 @@ class Scalar:
     value: Value
 
 
+@dataclass(frozen=True, slots=True)
+class Complex:
+    """A complex tensor inside of the step: its real and its imaginary part, of one type."""
+
+    real: Value
+    imaginary: Value
+
+
 Number = bool | int | float
 Operand = Value | Scalar | Number
 
@@ -38,11 +46,20 @@ def type_of(tensor: torch.Tensor) -> TensorType:
     """
     if tensor.dtype not in DTYPES:
         raise CaptureError(f"a program cannot hold dtype {tensor.dtype}", hint="use real floats, integers or bools")
+    return TensorType(DTYPES[tensor.dtype], type_shape(tensor))
+
+
+def type_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor.
+
+    Raises:
+        CaptureError: if a size is not known while tracing.
+    """
     if not all(isinstance(n, int) for n in tensor.shape):
         raise CaptureError(
             "a shape depends on a number that is known only when the step runs", hint="make the size a plain Python number of the batch"
         )
-    return TensorType(DTYPES[tensor.dtype], tuple(tensor.shape))
+    return tuple(tensor.shape)
 
 
 def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx
@@ -15,10 +15,10 @@ from maniple.base.errors import CaptureError, ManipleError
 from maniple.base.location import Location
 from maniple.base.types import TensorType
 from maniple.capture.torch.decompose import Decompositions
-from maniple.capture.torch.emit import DTYPES, Emitter, Scalar, type_of
+from maniple.capture.torch.emit import DTYPES, Complex, Emitter, Scalar, type_of, type_shape
 from maniple.capture.torch.locations import ORIGIN, Origin
 from maniple.capture.torch.state import ParameterSlot, Slot
-from maniple.capture.torch.table import ATEN, SCALARS
+from maniple.capture.torch.table import ATEN, COMPLEX, SCALARS, is_complex
 from maniple.capture.torch.trace import Trace
 from maniple.ir.program import Input, Op, Output, Program, Value
 from maniple.ops.builder import Builder
@@ -117,8 +117,10 @@ class _Importer:
             self.emitter.outs = types = _types(node)
             if isinstance(node.target, type):  # a named tuple of results
                 result = tuple(args[0]) if isinstance(args[0], list | tuple) else tuple(args)
-            elif name in SCALARS:
+            elif name in SCALARS and not (name != "getitem" and is_complex(args)):
                 result = SCALARS[name](self.emitter, *args)
+            elif _makes_complex(node) or is_complex(args):
+                result = self._complex(node, name)(self.emitter, *args, **kwargs)
             elif name in ATEN:
                 result = ATEN[name](self.emitter, *args, **kwargs)
             else:
@@ -129,8 +131,16 @@ class _Importer:
             raise CaptureError(f"{name}: {error.what}", where=origin.location, hint=error.hint) from error
         except (TypeError, NotImplementedError) as error:
             raise CaptureError(f"{name}: called in a form that has no mapping ({error})", where=origin.location) from error
-        self._check(node, name, result, types)
+        if not isinstance(node.target, type):
+            self._check(node, name, result, types)
         self.env[node] = result
+
+    def _complex(self, node: fx.Node, name: str) -> Callable[..., Any]:
+        """Return the row of an op on complex tensors."""
+        if name not in COMPLEX:
+            what = f"the op {name} has no mapping for complex numbers"
+            raise CaptureError(what, where=self.origins[node].location, hint="write it with real and imaginary parts (torch.view_as_real)")
+        return COMPLEX[name]
 
     def _decomposed(self, node: fx.Node, name: str) -> Any:  # value, scalar or tuple of them
         """Return what an op without a row gives, by simpler ops."""
@@ -165,6 +175,9 @@ class _Importer:
         if isinstance(item, fx.Node):
             found = self.env[item]
             value = found.value if isinstance(found, Scalar) else found
+            if isinstance(value, Complex):
+                where = self.origins[item].location
+                raise CaptureError("the step returns, or keeps, a complex tensor", where=where, hint="return torch.view_as_real of it")
             assert isinstance(value, Value), "outputs are tensors or numbers"
             return value
         self.builder.location = None
@@ -209,10 +222,26 @@ def _name(node: fx.Node) -> str:
     return getattr(node.target, "__name__", str(node.target))
 
 
+_REAL: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
 def _types(node: fx.Node) -> tuple[TensorType | None, ...]:
+    """Return the types of results: of their parts for complex tensors, None for what is no tensor."""
+    values = _values(node)
+    real = [_REAL.get(item.dtype, item.dtype) if isinstance(item, Tensor) else None for item in values]
+    return tuple(
+        TensorType(DTYPES[dtype], type_shape(item)) if isinstance(item, Tensor) and dtype in DTYPES else None
+        for item, dtype in zip(values, real, strict=True)
+    )
+
+
+def _values(node: fx.Node) -> Sequence[Any]:
     value = node.meta.get("val")
-    values = value if isinstance(value, tuple | list) else (value,)
-    return tuple(type_of(item) if isinstance(item, Tensor) and item.dtype in DTYPES else None for item in values)
+    return value if isinstance(value, tuple | list) else (value,)
+
+
+def _makes_complex(node: fx.Node) -> bool:
+    return any(isinstance(item, Tensor) and item.is_complex() for item in _values(node))
 
 
 def _needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:

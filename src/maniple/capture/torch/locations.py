@@ -184,6 +184,8 @@ class OriginMode(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,  # torch's protocol
     ) -> Any:
         """Run `func` and mark its nodes; scalar arithmetic before it belongs to it."""
+        if func is torch.ops.aten._linalg_check_errors.default:
+            return None  # functions of matrices check their operands themselves when the step runs
         origin = self.origin()
         check_outside(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))

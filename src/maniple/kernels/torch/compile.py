@@ -17,6 +17,7 @@ from maniple.kernels.torch.elementwise import ELEMENTWISE
 from maniple.kernels.torch.emit import Emit, dtype, full, literal, scalar
 from maniple.kernels.torch.fuse import adam_state, fused
 from maniple.kernels.torch.indexing import INDEXING, INDEXING_FUNCTIONS
+from maniple.kernels.torch.matrix import MATRIX, MATRIX_FUNCTIONS
 from maniple.kernels.torch.nn import NN, NN_FUNCTIONS
 from maniple.kernels.torch.random import RANDOM, RANDOM_FUNCTIONS
 from maniple.kernels.torch.special import SPECIAL
@@ -24,10 +25,10 @@ from maniple.kernels.torch.structure import STRUCTURE
 from maniple.kernels.torch.tiles import Group, grouped
 from maniple.ops.localize import Destination, LocalProgram
 
-KERNELS: Final[Mapping[str, Emit]] = {**ELEMENTWISE, **STRUCTURE, **RANDOM, **NN, **INDEXING, **SPECIAL}
+KERNELS: Final[Mapping[str, Emit]] = {**ELEMENTWISE, **STRUCTURE, **RANDOM, **NN, **INDEXING, **SPECIAL, **MATRIX}
 """How each op is written."""
 
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {**RANDOM_FUNCTIONS, **NN_FUNCTIONS, **INDEXING_FUNCTIONS}
+FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {**RANDOM_FUNCTIONS, **NN_FUNCTIONS, **INDEXING_FUNCTIONS, **MATRIX_FUNCTIONS}
 """What kernels may call by name, besides PyTorch."""
 
 

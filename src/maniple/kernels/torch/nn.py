@@ -6,6 +6,7 @@ here; which of the two is chosen depends on local shapes and dtypes and is settl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -104,10 +105,15 @@ def _eps(op: Op) -> float:
     return float(eps)
 
 
+def _empty_rstd(op: Op) -> float:
+    """Return the reciprocal standard deviation of nothing."""
+    return _eps(op) ** -0.5 if _eps(op) > 0 else math.inf if _eps(op) == 0 else math.nan
+
+
 def _layer_norm(op: Op, x: Sequence[str]) -> str:
     y, mean, rstd = (result.type for result in op.results)
     if y.num_elements == 0:
-        return f"({_filled(y)}, {_filled(mean)}, {_filled(rstd, _eps(op) ** -0.5)})"
+        return f"({_filled(y)}, {_filled(mean)}, {_filled(rstd, _empty_rstd(op))})"
     return f"layer_norm({x[0]}, {x[1]}, {x[2]}, {literal(_eps(op))})"
 
 
@@ -118,7 +124,7 @@ def _layer_norm_grad(_op: Op, x: Sequence[str]) -> str:
 def _batch_norm(op: Op, x: Sequence[str]) -> str:
     y, mean, rstd, variance = (result.type for result in op.results)
     if y.num_elements == 0:
-        return f"({_filled(y)}, {_filled(mean)}, {_filled(rstd, _eps(op) ** -0.5)}, {_filled(variance)})"
+        return f"({_filled(y)}, {_filled(mean)}, {_filled(rstd, _empty_rstd(op))}, {_filled(variance)})"
     return f"batch_norm({x[0]}, {x[1]}, {x[2]}, {literal(_eps(op))})"
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from maniple.capture.torch.table.bags import BAGS
+from maniple.capture.torch.table.complex import COMPLEX, is_complex
 from maniple.capture.torch.table.contract import CONTRACT
 from maniple.capture.torch.table.create import CREATE
 from maniple.capture.torch.table.divide import DIVIDE
@@ -18,6 +20,7 @@ from maniple.capture.torch.table.gradients import GRADIENTS
 from maniple.capture.torch.table.indexing import INDEXING
 from maniple.capture.torch.table.layers import LAYERS
 from maniple.capture.torch.table.loss import LOSS
+from maniple.capture.torch.table.matrix import MATRIX
 from maniple.capture.torch.table.normalize import NORMALIZE
 from maniple.capture.torch.table.order import ORDER
 from maniple.capture.torch.table.pooling import POOLING
@@ -32,6 +35,7 @@ from maniple.capture.torch.table.windows import WINDOWS
 Row = Callable[..., Any]
 
 _FAMILIES = (
+    BAGS,
     CONTRACT,
     CREATE,
     DIVIDE,
@@ -40,6 +44,7 @@ _FAMILIES = (
     INDEXING,
     LAYERS,
     LOSS,
+    MATRIX,
     NORMALIZE,
     ORDER,
     POOLING,
@@ -53,4 +58,4 @@ _FAMILIES = (
 
 ATEN: Final[Mapping[str, Row]] = MappingProxyType({name: row for family in _FAMILIES for name, row in family.items()})
 
-__all__ = ["ATEN", "SCALARS"]
+__all__ = ["ATEN", "COMPLEX", "SCALARS", "is_complex"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -171,7 +172,7 @@ def _rms_norm_backward(
 
 
 def _groups(x: Value, groups: int) -> tuple[int, ...]:
-    return (x.type.shape[0], groups, x.type.num_elements // (x.type.shape[0] * groups))
+    return (x.type.shape[0], groups, x.type.shape[1] // groups * math.prod(x.type.shape[2:]))
 
 
 def _group_norm(

@@ -106,13 +106,15 @@ def _stack(e: Emitter, parts: Sequence[Value], dim: int = 0) -> Value:
 
 
 def _roll(e: Emitter, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+    if not x.type.rank:
+        return x
     if not dims:
         flat = _roll(e, e.reshape(x, (x.type.num_elements,)), shifts, (0,))
         return e.reshape(flat, x.type.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         dim %= x.type.rank  # noqa: PLW2901  # counted from the front
         n = x.type.shape[dim]
-        at = -shift % n
+        at = -shift % n if n else 0
         if at:
             x = e("concatenate", sliced(e, x, dim, at, n), sliced(e, x, dim, 0, at), dim=dim)
     return x
