@@ -227,12 +227,12 @@ _REAL: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 def _types(node: fx.Node) -> tuple[TensorType | None, ...]:
     """Return the types of results: of their parts for complex tensors, None for what is no tensor."""
-    values = _values(node)
-    real = [_REAL.get(item.dtype, item.dtype) if isinstance(item, Tensor) else None for item in values]
-    return tuple(
-        TensorType(DTYPES[dtype], type_shape(item)) if isinstance(item, Tensor) and dtype in DTYPES else None
-        for item, dtype in zip(values, real, strict=True)
-    )
+    return tuple(_type(item) if isinstance(item, Tensor) else None for item in _values(node))
+
+
+def _type(tensor: Tensor) -> TensorType | None:
+    dtype = DTYPES.get(_REAL.get(tensor.dtype, tensor.dtype))
+    return TensorType(dtype, type_shape(tensor)) if dtype else None
 
 
 def _values(node: fx.Node) -> Sequence[Any]:

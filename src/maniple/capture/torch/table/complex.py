@@ -116,7 +116,7 @@ def _exponential(e: Emitter, x: Complex) -> Complex:
 def _part(name: str) -> Row:
     def row(e: Emitter, x: Parts) -> Value:
         if not isinstance(x, Complex):
-            return e.value(x, e.out.dtype)
+            return e.value(_split(e, x)[0 if name == "real" else 1], e.out.dtype)
         found: Value = getattr(x, name)
         return found
 
@@ -130,7 +130,7 @@ def _make(e: Emitter, x: Value, y: Value) -> Complex:
 def _convert(e: Emitter, x: Parts, **_options: Any) -> Parts:  # dtype, layout, device
     if isinstance(x, Complex):
         return Complex(e.cast(x.real, e.out.dtype), e.cast(x.imaginary, e.out.dtype))
-    return _pair(e, x, 0.0)
+    return _pair(e, *_split(e, x))
 
 
 def _product(row: Row) -> Row:

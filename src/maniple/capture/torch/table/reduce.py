@@ -44,9 +44,10 @@ def _extremes(e: Emitter, x: Value, *, dim: int | None = None, keepdim: bool = F
 
 
 def position(e: Emitter, x: Value, best: Value, dim: int) -> Value:
-    """Return the first index along `dim` at which `x` equals `best` (which keeps the dim, of size 1)."""
+    """Return the first index along `dim` at which `x` equals `best` (which keeps the dim, of size 1), or is NaN as that is then."""
     index = index_along(e, x.type.shape, dim)
     hits = e.elementwise("compare_eq", x, best)
+    hits = e("or", hits, e("compare_ne", x, x)) if x.type.is_float else hits
     return e.reduce("reduce_min", e.select(hits, index, x.type.shape[dim], "i64"), (dim,), keep=True)
 
 

@@ -45,16 +45,27 @@ def _triangular_solve(
 
 def _pinv(x: Tensor, *, atol: Tensor | float | None = None, rtol: Tensor | float | None = None, hermitian: bool = False) -> Tensor:
     """Return the pseudoinverse by the singular values above the tolerances."""
+    if hermitian:
+        values, vectors = aten._linalg_eigh.default(x, "L", True)
+        tolerance = _tolerance(x, values.abs().amax(-1, keepdim=True) if values.shape[-1] else values, atol, rtol)
+        inverse = torch.where(values.abs() > tolerance, 1 / values, 0.0)
+        symmetric: Tensor = (vectors * inverse.unsqueeze(-2)) @ vectors.mT
+        return symmetric
     u, s, v = aten._linalg_svd.default(x, False, True)
-    rtol = (0.0 if atol is not None else torch.finfo(x.dtype).eps * max(x.shape[-2:])) if rtol is None else rtol
-    tolerance = torch.maximum(_last(atol or 0.0 if not isinstance(atol, Tensor) else atol, s), _last(rtol, s) * s[..., :1])
+    tolerance = _tolerance(x, s[..., :1], atol, rtol)
     inverse = torch.where(s > tolerance, 1 / s, 0.0)
-    return (v.mT * inverse.unsqueeze(-2)) @ u.mT
+    result: Tensor = (v.mT * inverse.unsqueeze(-2)) @ u.mT
+    return result
 
 
-def _last(x: Tensor | float, like: Tensor) -> Tensor:
-    found = torch.as_tensor(x, dtype=like.dtype) if not isinstance(x, Tensor) else x
-    return found.unsqueeze(-1)
+def _tolerance(x: Tensor, greatest: Tensor, atol: Tensor | float | None, rtol: Tensor | float | None) -> Tensor:
+    """Return the number up to which singular values count as 0."""
+    if rtol is None:
+        rtol = 0.0 if atol is not None else torch.finfo(x.dtype).eps * max(x.shape[-2:])
+    absolute, relative = (
+        value.unsqueeze(-1) if isinstance(value, Tensor) else torch.full((1,), float(value or 0), dtype=x.dtype) for value in (atol, rtol)
+    )
+    return torch.maximum(absolute, relative * greatest)
 
 
 def _distances(x: Tensor, y: Tensor, p: float, _mode: int | None = None) -> Tensor:
@@ -82,7 +93,8 @@ def _distances_backward(g: Tensor, x: Tensor, y: Tensor, p: float, distance: Ten
         slope = torch.where(d == 0, 0.0, sign * away.pow(p - 1) / d.pow(p - 1))
         if p < 1:
             slope = torch.where(away == 0, 0.0, slope)
-    return (g.unsqueeze(-1) * slope).sum(-2).sum_to_size(x.shape)
+    grad = (g.unsqueeze(-1) * slope).sum(-2)
+    return grad if grad.numel() and y.numel() else torch.zeros_like(x)
 
 
 def _derivative(forward: Any, wanted: int) -> Callable[..., Any]:
@@ -91,7 +103,7 @@ def _derivative(forward: Any, wanted: int) -> Callable[..., Any]:
     def backward(g: Tensor, *args: Any) -> Any:
         *rest, mask = args
         function = decomposition_table[forward]
-        _, pull = torch.func.vjp(lambda *first: function(*first, *rest[wanted:]), *rest[:wanted])
+        pull: Any = torch.func.vjp(lambda *first: function(*first, *rest[wanted:]), *rest[:wanted])[1]
         return tuple(grad if want else None for grad, want in zip(pull(g), mask, strict=True))
 
     return backward
@@ -114,17 +126,15 @@ def _multi_margin_backward(
     g: Tensor, x: Tensor, target: Tensor, p: float, margin: float, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
     function = decomposition_table[aten.multi_margin_loss.default]
-    _, pull = torch.func.vjp(lambda values: function(values, target, p, margin, weight, reduction), x)
-    (grad,) = pull(g)
-    result: Tensor = grad
+    pull: Any = torch.func.vjp(lambda values: function(values, target, p, margin, weight, reduction), x)[1]
+    result: Tensor = pull(g)[0]
     return result
 
 
 def _multilabel_margin_backward(g: Tensor, x: Tensor, target: Tensor, reduction: int, _is_target: Tensor) -> Tensor:
     function = decomposition_table[aten.multilabel_margin_loss_forward.default]
-    _, pull = torch.func.vjp(lambda values: function(values, target, reduction)[0], x)
-    (grad,) = pull(g)
-    result: Tensor = grad
+    pull: Any = torch.func.vjp(lambda values: function(values, target, reduction)[0], x)[1]
+    result: Tensor = pull(g)[0]
     return result
 
 
