@@ -48,7 +48,10 @@ class Runner:
         with torch.no_grad():
             made = body(*(values[item.name].detach() for item in captured.program.inputs))
         outputs = {item.name: value for item, value in zip(captured.program.outputs, made, strict=True)}
+        left_out = captured.left_out(outputs)
         for name, slot in captured.slots.items():
+            if name in left_out:
+                continue
             slot.set(outputs[name].clone())
         captured.note_step()
         return captured.result.rebuild(outputs)

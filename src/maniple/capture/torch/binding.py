@@ -46,9 +46,10 @@ class Binding:
 
     def commit(self, outputs: Mapping[str, Tensor]) -> None:
         """Copy new state into the user's tensors; state that is new is put where the optimizer would have put it."""
+        left_out = {*self.captured.unchanged, *self.captured.left_out(outputs)}
         with torch.no_grad():
             for name, slot in self.captured.slots.items():
-                if name not in outputs or name in self.captured.unchanged:
+                if name not in outputs or name in left_out:
                     continue
                 live = slot.get()
                 if live is None:

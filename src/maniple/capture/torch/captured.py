@@ -36,6 +36,7 @@ class Captured:
         result: how the value that the step returns is built.
         guards: conditions on hyperparameters under which the program is right.
         signature: everything else under which it is right.
+        conditional: of state that the step creates only if its update takes place, the name of the boolean output that says so.
     """
 
     program: Program
@@ -46,6 +47,11 @@ class Captured:
     result: ResultStructure
     guards: tuple[NumberGuard, ...]
     signature: Signature
+    conditional: Mapping[str, str]
+
+    def left_out(self, outputs: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of state that a step did not create, as its update did not take place."""
+        return [name for name, condition in self.conditional.items() if not outputs[condition]]
 
     @cached_property
     def unchanged(self) -> frozenset[str]:
@@ -111,6 +117,7 @@ def capture(step_fn: Callable[..., object], bound: Sequence[object], args: Seque
         raise CaptureError(f"the step changes what it depends on: {changed}", hint="keep counters and schedules outside of the step")
     return Captured(
         program, slots, tuple(slot.name for slot in trace.created), trace.numbers, structure, trace.result, trace.guards, before,
+        trace.conditional,
     )  # fmt: skip
 
 

@@ -137,6 +137,8 @@ class _Folder:
 
     def member(self, optimizer: Optimizer, parameter: Tensor) -> _Member | None:
         """Return what is updated with a parameter; None if it must be traced by itself."""
+        if isinstance(parameter.grad, FunctionalTensor) and not parameter.grad.is_base_tensor():
+            parameter.grad = _whole(parameter.grad)
         tensors = self.tensors(optimizer, parameter)
         held = {role: self.held(tensor) for role, tensor in tensors.items()}
         if "gradient" not in tensors or None in held.values():
@@ -188,7 +190,8 @@ class _Folder:
         new = self.tensors(optimizer, first.parameter)
         _check_apart(new)
         ends = {role: self.end(tensor) for role, tensor in new.items()}
-        path = _made_of(ends.values(), made, leaves - set(first.nodes.values()))
+        own = set(first.nodes.values())
+        path = _made_of(ends.values(), made, own, leaves - own)
         for member in members[1:]:
             copies = dict(zip(first.nodes.values(), member.nodes.values(), strict=True))
             for node in path:
@@ -250,6 +253,12 @@ class _Folder:
         entries.update(found)
 
 
+def _whole(view: Any) -> Tensor:  # a FunctionalTensor
+    """Return a traced tensor that holds what `view` does, and is no view: one that was written to is made anew by each op that reads it."""
+    torch._sync(view)  # type: ignore[attr-defined]  # not in torch's stubs
+    return FunctionalTensor.to_functional(torch._from_functional_tensor(view.elem))
+
+
 def _nodes_after(start: fx.Node) -> Iterator[fx.Node]:
     node = start.next
     while node.op != "root":
@@ -264,17 +273,19 @@ def _check_apart(tensors: Mapping[str, Tensor]) -> None:
         raise NotApartError("an optimizer's tensors of one parameter share memory")
 
 
-def _made_of(ends: Any, made: dict[fx.Node, None], others: set[fx.Node]) -> list[fx.Node]:  # an iterable of nodes
+def _made_of(ends: Any, made: dict[fx.Node, None], own: set[fx.Node], others: set[fx.Node]) -> list[fx.Node]:  # an iterable of nodes
     """Return those of the nodes `made` that the ends depend on, in the graph's order.
 
     Raises:
-        NotApartError: if one of `others` is among what they depend on.
+        NotApartError: if one of `others` is among what they depend on, or a tensor that is neither one parameter's own nor a number.
     """
     found: set[fx.Node] = set()
     queue = list(ends)
     while queue:
         node = queue.pop()
-        if node in others:
+        value = node.meta.get("val")
+        is_large = isinstance(value, Tensor) and value.numel() > 1
+        if node in others or (is_large and node not in made and node not in own):
             raise NotApartError(f"an optimizer's update combines {node} with other parameters")
         if node in made and node not in found:
             found.add(node)

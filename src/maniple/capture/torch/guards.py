@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from maniple.capture.torch.batch import batch_structure
 from maniple.capture.torch.hyperparameters import LIFTED
+from maniple.capture.torch.others import INITIAL
 from maniple.capture.torch.plain import Kept, Same, keep, keep_fields, spelled
 from maniple.capture.torch.state import Bound, find_bound, state_name
 
@@ -111,7 +113,8 @@ def _others(bound: Bound) -> Iterator[tuple[str, Hashable]]:
         kept = keep(value)
         yield label, kept or Same(value)
         if kept is None and not isinstance(value, LRScheduler):  # of a scheduler the step may ask nothing
-            yield from ((f"{label}.{name}", item) for name, item in keep_fields(value))
+            ignored = INITIAL if isinstance(value, GradScaler) else ()
+            yield from ((f"{label}.{name}", item) for name, item in keep_fields(value) if name not in ignored)
 
 
 def _surroundings(step_fn: Any) -> Iterator[tuple[str, Hashable]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from maniple.base.errors import CaptureError
+from maniple.capture.torch.others import Place, is_state, tensors_of
 from maniple.ir.program import InputKind
 
 
@@ -56,11 +57,11 @@ class BufferSlot:
     """A buffer, or a tensor that is a plain attribute, in every place that holds it.
 
     Attributes:
-        places: dicts and their keys.
+        places: dicts and their keys, or lists and indices.
     """
 
     name: str
-    places: tuple[tuple[dict[str, Any], str], ...]
+    places: tuple[Place, ...]
     kind: InputKind = "buffer"
 
     def get(self) -> Tensor:
@@ -103,6 +104,7 @@ class Bound:
         modules: outermost modules with the prefix of their names.
         optimizers: likewise; the prefix of the only one is `optimizer`.
         others: everything else, by label.
+        loose: names and places of tensors in the others.
         parameters: name to parameter; a shared one has its first name.
         buffers: name to slot; plain tensor attributes of modules are among them.
         scopes: module path by identity.
@@ -112,6 +114,7 @@ class Bound:
     modules: list[tuple[str, nn.Module]] = field(default_factory=list)
     optimizers: list[tuple[str, Optimizer]] = field(default_factory=list)
     others: list[tuple[str, object]] = field(default_factory=list)
+    loose: list[tuple[str, Place]] = field(default_factory=list)
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, BufferSlot] = field(default_factory=dict)
     scopes: dict[int, str] = field(default_factory=dict)
@@ -166,6 +169,8 @@ def find_bound(step_fn: Callable[..., object], bound: Sequence[object]) -> Bound
     found = Bound()
     for label, item in zip(_labels(step_fn, len(bound)), bound, strict=True):
         _collect(found, label, item)
+    device = next((p.device for _, module in found.modules for p in module.parameters()), torch.device("cpu"))
+    found.loose += [entry for label, item in found.others for entry in tensors_of(label, item, device)]
     if sum(_has_tensors(module) for _, module in found.modules) <= 1:
         found.modules = [("", module) for _, module in found.modules]
     seen: set[int] = set()
@@ -212,16 +217,24 @@ def _collect(found: Bound, label: str, item: object) -> None:
     elif isinstance(item, list | tuple):
         for at, part in enumerate(item):
             _collect(found, f"{label}.{at}", part)
+            _collect_loose(found, f"{label}.{at}", (item, at))
     elif isinstance(item, Mapping):
         for key, part in item.items():
             _collect(found, f"{label}.{key}", part)
-    else:
+            _collect_loose(found, f"{label}.{key}", (item, key))
+    elif not isinstance(item, Tensor):
         found.others.append((label, item))
+
+
+def _collect_loose(found: Bound, label: str, place: Place) -> None:
+    holder, key = place
+    if isinstance(holder, list | dict) and is_state(holder[key]):
+        found.loose.append((label, place))
 
 
 def _name_tensors(found: Bound) -> None:
     names: dict[int, str] = {}
-    places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+    places: dict[str, list[Place]] = {}
     for path, module in found.all_modules():
         found.scopes[id(module)] = path
         for key, parameter in module._parameters.items():
@@ -237,7 +250,13 @@ def _name_tensors(found: Bound) -> None:
                 if id(value) not in names:
                     names[id(value)] = _add_name(found, _join(path, key), places)
                 places.setdefault(names[id(value)], []).append((holder, key))
-    found.buffers = {name: BufferSlot(name, tuple(where)) for name, where in places.items()}
+    for name, (where, at) in found.loose:
+        value = where[at]
+        if names.get(id(value)) not in found.parameters:
+            if id(value) not in names:
+                names[id(value)] = _add_name(found, name, places)
+            places.setdefault(names[id(value)], []).append((where, at))
+    found.buffers = {name: BufferSlot(name, tuple(held)) for name, held in places.items()}
     _name_loose_parameters(found)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from maniple.base.errors import CaptureError
@@ -26,6 +27,7 @@ _CONTAINERS: Final = (list, dict, set, collections.deque, collections.OrderedDic
 _OWN: Final = {
     nn.Module: frozenset({"_parameters", "_buffers", "_flat_weights"}),
     Optimizer: frozenset({"state", "param_groups", "_opt_called", "_step_count"}),
+    GradScaler: frozenset({"_per_optimizer_states"}),
 }
 _MOVE: Final = "keep counters, schedules and caches outside of the step, or register tensors as buffers"
 
@@ -93,11 +95,9 @@ def _watched(bound: Bound) -> list[Attributes]:
     labels = [*bound.all_modules(), *bound.optimizers, *bound.others]
     found = [Attributes(label or "model", item) for label, item in labels if hasattr(item, "__dict__")]
     for entry in found:
-        if isinstance(entry.owner, nn.Module):
-            plain = {key for key, value in entry.before.items() if isinstance(value, Tensor)}
-            entry.ignored |= plain
-            if entry.label != "model":
-                entry.label = f"model.{entry.label}" if "" in dict(bound.modules) else entry.label
+        entry.ignored |= {key for key, value in entry.before.items() if isinstance(value, Tensor)}
+        if isinstance(entry.owner, nn.Module) and entry.label != "model":
+            entry.label = f"model.{entry.label}" if "" in dict(bound.modules) else entry.label
     return found
 
 

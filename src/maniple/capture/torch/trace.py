@@ -30,6 +30,7 @@ from maniple.capture.torch.locations import OriginMode, StepPosition
 from maniple.capture.torch.numbers import numbers_computed
 from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, numbers_refused, schedulers_refused, texts_marked
 from maniple.capture.torch.promote import PromoteFloat64
+from maniple.capture.torch.scaler import Predicated
 from maniple.capture.torch.state import Bound, OptimizerSlot, Slot, check_tensor, state_name
 from maniple.capture.torch.swap import swapped_modules, swapped_optimizers, unchanged
 from maniple.ir.program import InputKind
@@ -61,6 +62,7 @@ class Trace:
         result: how what the step returns is built of outputs.
         numbers: hyperparameters among the inputs.
         guards: conditions on them under which the graph is right.
+        conditional: state that only exists if a boolean output says so, to that output's name.
     """
 
     module: fx.GraphModule
@@ -71,6 +73,7 @@ class Trace:
     result: ResultStructure
     numbers: tuple[Number, ...]
     guards: tuple[NumberGuard, ...]
+    conditional: dict[str, str]
 
 
 @dataclass
@@ -94,9 +97,12 @@ class _Tracer:
     traced: dict[str, Tensor] = field(default_factory=dict)
     result: ResultStructure | None = None
     python_state: dict[tuple[int, str, str], object] = field(default_factory=dict)
+    conditional: dict[str, str] = field(default_factory=dict)
     position: StepPosition = field(init=False)
+    predicated: Predicated = field(init=False)
 
     def __post_init__(self) -> None:
+        self.predicated = Predicated(self.bound, self.traced)
         self.position = StepPosition(self.bound.scopes)
 
     def collect(self, mode: FakeTensorMode, symbols: Symbols) -> None:
@@ -136,6 +142,7 @@ class _Tracer:
             unchanged(self.bound),
             swapped_modules(self.bound, self.traced),
             swapped_optimizers(self.bound, self.traced, symbols),
+            self.predicated.taken(),
             updates_folded(self.bound, self._tracer()) if self.fold else nullcontext(),
             schedulers_refused(),
             checkpoint_traced_through(),
@@ -200,6 +207,7 @@ class _Tracer:
     def _collect_outputs(self, result: object) -> list[Any]:
         self.result, computed = result_structure(result)
         outputs = [*self._state_outputs(), *self._optimizer_outputs(), *computed]
+        outputs += [(name, self.predicated.conditions[int(name.rpartition(".")[2])]) for name in dict.fromkeys(self.conditional.values())]
         self.outputs = [name for name, _ in outputs]
         return [_unwrap(value) for _, value in outputs]
 
@@ -225,6 +233,9 @@ class _Tracer:
                         yield name, value
                         if name not in known:
                             self.created.append(OptimizerSlot(name, optimizer, self.bound.parameters[owner], key))
+                            condition = self.predicated.created.get((id(optimizer), id(parameter), key))
+                            if condition is not None:
+                                self.conditional[name] = f"update.{condition}"
                     elif self._python_state(optimizer, owner, key) != value:
                         what = f"optimizer state `{name}` is a Python value that changes"
                         raise CaptureError(what, hint="use an optimizer whose state is tensors")
@@ -332,5 +343,5 @@ def _trace_step(
     assert tracer.result is not None, "run sets it"
     return Trace(
         module, tracer.inputs, tracer.outputs, list(tracer.gradients), tracer.created, tracer.result,
-        tuple(tracer.numbers), symbols.guards(),
+        tuple(tracer.numbers), symbols.guards(), tracer.conditional,
     )  # fmt: skip

@@ -44,9 +44,10 @@ def _or_full(e: Emitter, w: Value | None, value: float, kind: TensorType) -> Val
 
 
 def _layer_norm(e: Emitter, x: Value, shape: Sequence[int], w: Value | None, b: Value | None, eps: float) -> tuple[Value, ...]:
-    kind = x.type.with_shape(tuple(shape))
-    y, average, rstd = e.emit("layer_norm", (x, _or_full(e, w, 1, kind), _or_full(e, b, 0, kind)), eps=eps)
-    return y, _statistics(e, average, 1), _statistics(e, rstd, 2)
+    wide = x if w is None else e.cast(x, w.type.dtype)  # under autocast the weights are wider: so is the computation
+    kind = wide.type.with_shape(tuple(shape))
+    y, average, rstd = e.emit("layer_norm", (wide, _or_full(e, w, 1, kind), _or_full(e, b, 0, kind)), eps=eps)
+    return e.cast(y, e.out.dtype), _statistics(e, average, 1), _statistics(e, rstd, 2)
 
 
 def _statistics(e: Emitter, x: Value, at: int) -> Value:
@@ -58,10 +59,14 @@ def _layer_norm_backward(
     e: Emitter, g: Value, x: Value, shape: Sequence[int], average: Value, rstd: Value, w: Value | None, b: Value | None,
     wanted: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
+    narrow = x.type.dtype
+    if w is not None:
+        g, x = e.cast(g, w.type.dtype), e.cast(x, w.type.dtype)
     lead = x.type.shape[: x.type.rank - len(shape)]
     statistics = [e.cast(e.reshape(value, lead), accumulation_dtype(x.type.dtype)) for value in (average, rstd)]
     weight = _or_full(e, w, 1, x.type.with_shape(tuple(shape)))
-    results = e.emit("layer_norm_grad", (g, x, *statistics, weight))
+    dx, *others = e.emit("layer_norm_grad", (g, x, *statistics, weight))
+    results = (e.cast(dx, narrow), *others)
     return tuple(value if want else None for value, want in zip(results, wanted, strict=True))
 
 
