@@ -13,6 +13,7 @@ Times are those of a batch of at least `REFERENCE_TOKENS`: layouts should not de
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -95,7 +96,6 @@ def solve(
     """
     start = time.perf_counter()
     regions = BatchRegions(program)
-    scale = max(REFERENCE_TOKENS / regions.num_tokens, 1.0)
     for is_lenient in (False, True):
         try:
             choices = Choices(program, axis, ways, regions, pins or {}, cost, sp=sp, is_lenient=is_lenient)
@@ -103,7 +103,7 @@ def solve(
             if is_lenient:
                 raise
             continue
-        model = _Model(choices, cost, scale, sp=sp)
+        model = _Model(choices, cost, max(REFERENCE_TOKENS / _num_tokens(choices), 1.0), sp=sp)
         outcome = model.milp.solve(limit_s=LIMIT_S)
         if outcome.values:
             return model.read(outcome, time.perf_counter() - start)
@@ -347,6 +347,14 @@ class _Model:
         for op, option in options.items():
             if op in self.choices.weights.contractions and not option.divides:
                 yield f"{op.name} computed whole, {op.location}"
+
+
+def _num_tokens(choices: Choices) -> float:
+    """Return how many tokens the step works on: those of the batch, or the most that a product takes, which patches make fewer."""
+    products = [op for op in choices.ops if op.phase == "forward" and op in choices.weights.contractions]
+    weights = {op: [v.type.num_elements for v in op.operands if v in choices.weights.values] for op in products}
+    rows = [definition(op.name).flops(op) / (2 * max(sizes)) for op, sizes in weights.items() if sizes and max(sizes)]
+    return max(min(choices.regions.num_tokens, max(rows, default=math.inf)), 1.0)
 
 
 def _single_use(program: Program) -> set[Value]:

@@ -20,15 +20,16 @@ from maniple.shard.cost import CostModel
 from maniple.shard.layouts import Layouts
 from maniple.shard.options import Along, Split
 from maniple.shard.propagate import propagate
+from maniple.shard.regather import regather
 from maniple.shard.solve import Solution, solve
 from maniple.shard.summary import communication
 from maniple.transform.dce import dce
 from maniple.verify.sharded import verify_sharded
 
 
-def sharded(program: Program, ways: int, pins: Mapping[str, Along] | None = None) -> tuple[Solution, Program]:
+def sharded(program: Program, ways: int, pins: Mapping[str, Along] | None = None, *, sp: bool = False) -> tuple[Solution, Program]:
     """Return the solution and the program propagated from it, proven right."""
-    solution = solve(program, "tp", ways, CostModel(), pins=pins)
+    solution = solve(program, "tp", ways, CostModel(), pins=pins, sp=sp)
     mesh = Mesh((("tp", ways),))
     inputs = {}
     for item in program.inputs:
@@ -37,6 +38,7 @@ def sharded(program: Program, ways: int, pins: Mapping[str, Along] | None = None
             whole = Sharding.replicated(item.value.type.rank)
             inputs[item.name] = whole.split(layout.dim, AxisPart("tp", layout.blocks, layout.unit))
     result = dce(propagate(program, mesh, Layouts(inputs, ("tp",), options={"tp": solution.options}), CostModel()))
+    result = regather(result, "tp") if sp else result
     verify_sharded(result, mesh)
     return solution, result
 
@@ -75,6 +77,31 @@ def test_megatron(ways: int) -> None:
     assert solution.inputs["h.1.ln_1.weight"] is None
 
 
+def test_sp() -> None:
+    """What tp reduces whole is scattered, and gathered before products: in backward once more, for the gradient of the weight."""
+    layers, stream, ways = 3, 8 * 32 * 64, 2
+    solution, result = sharded(transformer(layers=layers), ways, sp=True)
+    found = collectives(result, ways)
+    assert found["forward", "reduce_scatter", stream] == found["backward", "reduce_scatter", stream] == 2 * layers + 1
+    assert found["forward", "all_gather", stream] == 2 * layers + 1
+    assert found["backward", "all_gather", stream] == 2 * (2 * layers + 1)
+    assert not any(kind == "all_reduce" and size >= stream for _, kind, size in found)
+    norms = [op.results[0].layout for op in result.ops if op.name == "layer_norm"]
+    assert {str(layout) for layout in norms} == {"{_,tp,_}"}
+    made = {value for op in result.ops if op.phase == "forward" for value in op.results}
+    gathered = {op.results[0] for op in result.ops if op.name == "all_gather" and op.results[0] in made}
+    assert not [op for op in result.ops if op.phase == "backward" and not gathered.isdisjoint(op.operands)]
+    without = solve(transformer(layers=layers), "tp", ways, CostModel()).inputs
+    assert {name for name in without if without[name] != solution.inputs[name]} <= {"wpe.weight"}
+
+
+def test_sp_finds_nothing_in_a_product_alone() -> None:
+    t = Tape()
+    x, labels = t.input("batch.x", 8, 4, kind="batch"), t.input("batch.y", 8, kind="batch", dtype="i64")
+    solution, _ = sharded(t.finish(t.cross_entropy(t.linear(x, t.input("weight", 6, 4)), labels)), 2, sp=True)
+    assert solution.num_changes("reduce_scatter") == 0
+
+
 def test_untied_and_unfused() -> None:
     solution, result = sharded(transformer(layers=2, tied=False, fused=False, causal=False), 2)
     found = collectives(result, 2)
@@ -101,16 +128,19 @@ def test_batch_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "ways"),
+    ("program", "ways", "sp"),
     [
-        (transformer(dtype="f64"), 2),
-        (transformer(dtype="f64", heads=3, head=8, vocab=101, tied=False), 2),
-        (transformer(dtype="f64", heads=4, fused=False, layers=1), 3),
-        (mlp(layers=2, dtype="f64"), 3),
+        (transformer(dtype="f64"), 2, False),
+        (transformer(dtype="f64", heads=3, head=8, vocab=101, tied=False), 2, False),
+        (transformer(dtype="f64", heads=4, fused=False, layers=1), 3, False),
+        (mlp(layers=2, dtype="f64"), 3, False),
+        (transformer(dtype="f64", seq=7, layers=1, batch=2), 2, True),
+        (transformer(dtype="f64", seq=7, layers=1, batch=2, fused=False, tied=False), 3, True),
+        (mlp(layers=2, dtype="f64"), 3, True),
     ],
-    ids=["even", "uneven", "idle device", "mlp"],
+    ids=["even", "uneven", "idle device", "mlp", "seven tokens", "seven tokens in three", "sp of an mlp"],
 )
-def test_equals_one_device(program: Program, ways: int) -> None:
+def test_equals_one_device(program: Program, ways: int, *, sp: bool) -> None:
     torch.manual_seed(0)
     inputs = {
         item.name: torch.randn(item.value.type.shape, dtype=TORCH_DTYPES[item.value.type.dtype])
@@ -120,7 +150,7 @@ def test_equals_one_device(program: Program, ways: int) -> None:
     }
     single = Mesh((("tp", 1),))
     want = run(propagate(program, single, Layouts({}, ("tp",)), CostModel()), single, inputs)
-    got = run(sharded(program, ways)[1], Mesh((("tp", ways),)), inputs)
+    got = run(sharded(program, ways, sp=sp)[1], Mesh((("tp", ways),)), inputs)
     for name, tensor in want.items():
         torch.testing.assert_close(got[name], tensor, rtol=1e-9, atol=1e-9)
 
