@@ -352,8 +352,8 @@ class _Model:
 def _num_tokens(choices: Choices) -> float:
     """Return how many tokens the step works on: those of the batch, or the most that a product takes, which patches make fewer."""
     products = [op for op in choices.ops if op.phase == "forward" and op in choices.weights.contractions]
-    weights = {op: [v.type.num_elements for v in op.operands if v in choices.weights.values] for op in products}
-    rows = [definition(op.name).flops(op) / (2 * max(sizes)) for op, sizes in weights.items() if sizes and max(sizes)]
+    sizes = [max((v.type.num_elements for v in op.operands if v in choices.weights.values), default=0) for op in products]
+    rows = [definition(op.name).flops(op) / (2 * size) for op, size in zip(products, sizes, strict=True) if size]
     return max(min(choices.regions.num_tokens, max(rows, default=math.inf)), 1.0)
 
 
