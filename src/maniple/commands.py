@@ -42,6 +42,7 @@ class TrainConfig:
         engine: what runs the tasks, None for the default.
         compare: train the framework's own way on one device as well.
         trace: file for a trace of the last steps; empty for none.
+        find_nan: before each step, look for an op that makes a number that is not finite.
     """
 
     workload: WorkloadConfig
@@ -50,6 +51,7 @@ class TrainConfig:
     steps: int = 50
     compare: bool = False
     trace: str = ""
+    find_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class CheckConfig:
     Attributes:
         engine: what runs the tasks, None for the default.
         trace: file for a trace of the last steps; empty for none.
+        find_nan: before each step, look for an op that makes a number that is not finite.
     """
 
     workload: WorkloadConfig
@@ -66,6 +69,7 @@ class CheckConfig:
     engine: str | None = None
     steps: int = 3
     trace: str = ""
+    find_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +211,7 @@ class CheckReport:
         collectives: by kind.
         tensors: every tensor compared.
         low_precision: what stayed below the dtype asked for.
-        problems: what the checkers of layouts and dependences found wrong in the plan; `equal` is false if there is any.
+        problems: what the checkers of layouts and dependences found wrong in the plan, and NaN; `equal` is false if there is any.
         trace: of the last steps, if they were recorded.
     """
 

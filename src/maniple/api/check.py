@@ -18,7 +18,7 @@ from maniple.ir.program import Program
 from maniple.lower import program_flops, state_bytes
 from maniple.mesh import Mesh, Strategy
 from maniple.shard.summary import totals, undivided
-from maniple.verify.compare import Comparison, Tensor, compare
+from maniple.verify.compare import Comparison, Tensor, compare, has_nan
 
 
 def check(config: CheckConfig, listener: Listener = ignore) -> CheckReport:
@@ -29,12 +29,13 @@ def check(config: CheckConfig, listener: Listener = ignore) -> CheckReport:
 
     Raises:
         ManipleError: if the model, the strategy or the step is refused.
+        NonFiniteError: if `find_nan` is asked for and a number is not finite.
     """
     engine = engine_or_default(config.engine)
     runs = _Runs(config, listener)
     subject = runs.origin.copy()
     step = runs.parallel(subject, config.strategy)
-    recorded = LastSteps(step, config.steps, config.trace)
+    recorded = LastSteps(step, config.steps, config.trace, find_nan=config.find_nan)
     start = time.perf_counter()
     got = runs.run(f"{config.strategy or 'one device'} on {engine}", subject, recorded)
     seconds = time.perf_counter() - start
@@ -43,7 +44,19 @@ def check(config: CheckConfig, listener: Listener = ignore) -> CheckReport:
     nudged = runs.oracle("one device, one unit in the last place away", runs.origin.nudged(), draws=draws)
     low = runs.verifier.low_precision(expected, config.workload.dtype)
     report = _report(config, engine, step, compare(expected, got, nudged), seconds, low)
-    return replace(report, trace=recorded.save())
+    problems = (*report.problems, *_not_numbers(expected, got))
+    return replace(report, trace=recorded.save(), problems=problems, equal=report.equal and not problems)
+
+
+def _not_numbers(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return what to say of results and state with NaN, of which nothing can be compared; empty if there is none."""
+    found = [(name, all(has_nan(run[name]) for run in (expected, got) if name in run)) for name in got if has_nan(got[name])]
+    if not found:
+        return ()
+    name, is_everywhere = found[0]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    where = "on one device too" if is_everywhere else "not on one device"
+    return (f"{name}{more} holds NaN, {where}: --find-nan names the op that made it",)
 
 
 class _Runs:

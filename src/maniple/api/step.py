@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from maniple.api.compile import Plan, compile_program
-from maniple.api.frontends import detect, engine_or_default, frontend, make_engine
-from maniple.base.errors import EngineError, StrategyError
+from maniple.api.frontends import detect, engine_or_default, frontend, kernels, make_engine, verifier
+from maniple.base.errors import EngineError, NonFiniteError, StrategyError
 from maniple.engine.protocol import Interrupted, uninterrupted
+from maniple.ir.program import Input, Op, Output, Program
 from maniple.mesh import Strategy
 from maniple.trace import Trace, span
+from maniple.verify.nonfinite import NonFinite, find_nonfinite
 
 _LOG = logging.getLogger("maniple")
 
@@ -197,6 +199,40 @@ class Step:
                 self._compiled.remove(known)
             self._compiled = [*self._compiled, known][-NUM_PLANS:]
             return known
+
+    def find_nan(self, *args: Any) -> NonFinite | None:
+        """Return where the next step would make a number that is not finite; None if all that it returns and all state is finite.
+
+        The step is computed op by op, on one device, and changes nothing. It draws the random numbers that the next call draws.
+
+        Args:
+            args: the global batch, as the user's step takes it.
+        """
+        with _TURN:
+            compiled = self.compile(*args)
+            inputs = compiled.binding.inputs(args, self.num_steps)
+            make = kernels(self.framework).compile_program
+
+            def evaluate(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
+                given = tuple(Input(value, "argument", value.name) for value in dict.fromkeys(op.operands))
+                one = Program(given, (op,), tuple(Output(value, value.name) for value in op.results))
+                tensors = dict(zip(op.operands, operands, strict=True))
+                found: Sequence[Any] = make(one)(*tensors.values())
+                return found
+
+            return find_nonfinite(compiled.plan.program, inputs, evaluate, verifier(self.framework).look)
+
+    def check_finite(self, *args: Any) -> None:
+        """Raise if the next step would make a number that is not finite; see `find_nan`.
+
+        Raises:
+            NonFiniteError: naming the op, what it was made of, and the user's line.
+        """
+        found = self.find_nan(*args)
+        if found is not None:
+            shown = ", ".join(found.outputs[:3]) + (", ..." if len(found.outputs) > 3 else "")  # enough to see what it is about
+            hint = "then not finite: " + shown if found.op else "look at the data, or at the state that was loaded"
+            raise NonFiniteError(f"step {self.num_steps}: {found}", where=found.location, hint=hint)
 
     def _compile(self, signature: Hashable, args: Sequence[Any]) -> Compiled:
         start = time.perf_counter()

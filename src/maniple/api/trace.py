@@ -25,9 +25,10 @@ class LastSteps:
         step: what to call.
         num_steps: how often it will be called.
         file: where the trace goes; empty to record nothing.
+        find_nan: look for numbers that are not finite before each call.
     """
 
-    def __init__(self, step: Step, num_steps: int, file: str) -> None:
+    def __init__(self, step: Step, num_steps: int, file: str, *, find_nan: bool = False) -> None:
         """Record nothing yet.
 
         Raises:
@@ -35,12 +36,18 @@ class LastSteps:
         """
         if file and not Path(file).absolute().parent.is_dir():
             raise TraceError(f"cannot write {file}: there is no folder {Path(file).parent}")
-        self._step, self._file, self._trace = step, file, Trace()
+        self._step, self._file, self._trace, self._find_nan = step, file, Trace(), find_nan
         self._first = max(num_steps - TRACED_STEPS, min(_COLD_STEPS, num_steps - 1))
         self._done = 0
 
     def __call__(self, batch: Any) -> Any:
-        """Run one step."""
+        """Run one step.
+
+        Raises:
+            NonFiniteError: if it was asked to look, and the step makes a number that is not finite.
+        """
+        if self._find_nan:
+            self._step.check_finite(batch)
         number, self._done = self._done, self._done + 1
         if not self._file or number < self._first:
             return self._step(batch)

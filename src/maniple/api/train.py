@@ -20,11 +20,12 @@ def train(config: TrainConfig, listener: Listener = ignore) -> TrainReport:
 
     Raises:
         ManipleError: if the model, the strategy or the step is refused.
+        NonFiniteError: if `find_nan` is asked for and a number is not finite.
     """
     workload, engine = load(config.workload), engine_or_default(config.engine)
     step = Step(workload.step, (workload.model, workload.optimizer), config.strategy, engine)
     name = f"{config.strategy or 'one device'} on {engine}"
-    recorded = LastSteps(step, config.steps, config.trace)
+    recorded = LastSteps(step, config.steps, config.trace, find_nan=config.find_nan)
     runs = [
         replace(_run(name, workload, recorded, config.steps, listener), compile_s=sum(c.capture_s + c.compile_s for c in step.compiled))
     ]

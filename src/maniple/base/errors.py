@@ -12,6 +12,7 @@ ManipleError
  +- ShardingError    a layout that cannot be realised
  +- LoweringError    a sharded program that cannot become tasks
  +- EngineError      a failure while a step runs
+ +- NonFiniteError   a step that makes numbers that are not finite, where one was asked to look for them
  +- TraceError       a trace that cannot be written
 ```
 """
@@ -74,6 +75,10 @@ class ShardingError(ManipleError, ValueError):
 
 class LoweringError(ManipleError, RuntimeError):
     """A sharded program that cannot become tasks."""
+
+
+class NonFiniteError(ManipleError, ArithmeticError):
+    """A step that makes numbers that are not finite, where one was asked to look for them."""
 
 
 class EngineError(ManipleError, RuntimeError):

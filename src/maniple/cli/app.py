@@ -44,6 +44,8 @@ Dropout = Annotated[float, typer.Option(metavar="RATE", help="dropout rate")]
 Seed = Annotated[int, typer.Option(metavar="N", help="seed of weights, data and dropout")]
 _TRACE = "record the last 3 steps in this file (the first 2, which compile, only if there are no others)"
 TraceFile = Annotated[str, typer.Option("--trace", metavar="FILE", help=_TRACE)]
+_FIND_NAN = "before each step compute it op by op, and name the first op that makes a number that is not finite (exit 2); slow"
+FindNan = Annotated[bool, typer.Option("--find-nan", help=_FIND_NAN)]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
@@ -62,6 +64,7 @@ def train(
     seed: Seed = 0,
     compare: Annotated[bool, typer.Option("--compare", help="train on one device as well, the framework's own way")] = False,
     trace: TraceFile = "",
+    find_nan: FindNan = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -71,7 +74,9 @@ def train(
 
         workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed)
         parsed = Strategy.load(strategy)
-        config = TrainConfig(workload=workload, strategy=parsed, engine=engine, steps=steps, compare=compare, trace=trace)
+        config = TrainConfig(
+            workload=workload, strategy=parsed, engine=engine, steps=steps, compare=compare, trace=trace, find_nan=find_nan
+        )
         _report(lambda listener: api.train(config, listener), render.train_view, as_json=as_json)
 
 
@@ -88,6 +93,7 @@ def check(
     dropout: Dropout = 0.0,
     seed: Seed = 0,
     trace: TraceFile = "",
+    find_nan: FindNan = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -96,7 +102,9 @@ def check(
         from maniple import api
 
         workload = WorkloadConfig(model=model, batch=batch, seq=seq, dtype=dtype, dropout=dropout, seed=seed)
-        config = CheckConfig(workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps, trace=trace)
+        config = CheckConfig(
+            workload=workload, strategy=Strategy.load(strategy), engine=engine, steps=steps, trace=trace, find_nan=find_nan
+        )
         report = _report(lambda listener: api.check(config, listener), render.check_view, as_json=as_json)
     if not report.equal:
         raise typer.Exit(1)

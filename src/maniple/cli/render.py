@@ -91,7 +91,7 @@ def check_view(report: CheckReport) -> RenderableType:
     parts: list[RenderableType] = [verdict, facts]
     if report.low_precision:
         parts.append(escape("below " + report.dtype + ": " + ", ".join(report.low_precision)))
-    parts += [f"[bold red]the plan is wrong[/]: {escape(problem)}" for problem in report.problems]
+    parts += [f"[bold red]wrong[/]: {escape(problem)}" for problem in report.problems]
     wrong = [item for item in report.tensors if not item.equal]
     if wrong:
         table = Table("kind", "tensor", "error", "allowed", "one-ulp noise", title=f"{len(wrong)} tensors are wrong", title_justify="left")

@@ -101,6 +101,11 @@ def compare(expected: Mapping[str, Tensor], got: Mapping[str, Tensor], nudged: M
     return Comparison(tuple(differences))
 
 
+def has_nan(tensor: Tensor) -> bool:
+    """Return whether an element is not a number."""
+    return tensor.data.dtype.kind == "f" and bool(np.isnan(tensor.data).any())
+
+
 def _kind_norms(tensors: Iterable[Tensor]) -> dict[str, float]:
     squares: dict[str, float] = {}
     for item in tensors:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from maniple.base.errors import ModelError
 from maniple.verify.compare import Tensor
+from maniple.verify.nonfinite import Look
 
 _NUMPY_HAS_NO = (torch.bfloat16, torch.float16)
 
@@ -127,6 +128,17 @@ def to_tensor(kind: str, value: Any) -> Tensor:
     if tensor.dtype in _NUMPY_HAS_NO or tensor.is_floating_point():
         tensor = tensor.double()
     return Tensor(kind, precision, np.asarray(tensor.numpy()))
+
+
+def look(tensor: torch.Tensor) -> Look:
+    """Return what is in a tensor."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return Look(0, 0, 0.0, 0.0)
+    finite = tensor.isfinite()
+    num_nan, num_bad = int(tensor.isnan().sum()), int((~finite).sum())
+    kept = tensor[finite].double()
+    low, high = (float(kept.min()), float(kept.max())) if kept.numel() else (0.0, 0.0)
+    return Look(num_nan, num_bad - num_nan, low, high)
 
 
 def low_precision(tensors: Mapping[str, Tensor], dtype: str) -> tuple[str, ...]:
