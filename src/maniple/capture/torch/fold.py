@@ -11,18 +11,19 @@ Only those classes themselves take part: others, subclasses too, may look at a p
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_slot, track_tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_slot
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from maniple.capture.torch.locations import ORIGIN
+from maniple.capture.torch.quick import QuickFunctional, modes_off
 from maniple.capture.torch.state import Bound
 
 _TOGETHER: Final = (torch.optim.LBFGS,)
@@ -67,14 +68,14 @@ class _Update:
 
 
 @contextmanager
-def updates_folded(bound: Bound, tracer: Any) -> Iterator[None]:  # torch's PythonKeyTracer
+def updates_folded(bound: Bound, functional: QuickFunctional) -> Iterator[None]:
     """Let the optimizers of `bound` be traced for one of several parameters that are alike.
 
     Hooks that users put on an optimizer see it whole: this one begins after their pre-hooks and ends before their post-hooks.
 
     Args:
         bound: what the step works on; its optimizers hold traced tensors.
-        tracer: that records the graph.
+        functional: the mode that functionalises the step.
 
     Raises:
         NotApartError: if what one representative becomes depends on another.
@@ -82,7 +83,7 @@ def updates_folded(bound: Bound, tracer: Any) -> Iterator[None]:  # torch's Pyth
     handles = []
     try:
         for optimizer in (optimizer for _, optimizer in bound.optimizers if is_apart(optimizer)):
-            folder = _Folder(tracer)
+            folder = _Folder(functional)
             handles.append(optimizer.register_step_pre_hook(folder.before))
             post = optimizer.register_step_post_hook(folder.after)
             hooks: Any = optimizer._optimizer_step_post_hooks  # an OrderedDict
@@ -105,8 +106,8 @@ def is_apart(optimizer: Optimizer) -> bool:
 class _Folder:
     """Folds the calls of one optimizer's `step`."""
 
-    def __init__(self, tracer: Any) -> None:  # torch's PythonKeyTracer
-        self.tracer = tracer
+    def __init__(self, functional: QuickFunctional) -> None:
+        self.functional, self.tracer = functional, functional.tracer
         self.update = _Update()
 
     # -- before ---------------------------------------------------------------------------------------------------------------------
@@ -143,8 +144,9 @@ class _Folder:
         held = {role: self.held(tensor) for role, tensor in tensors.items()}
         if "gradient" not in tensors or None in held.values():
             return None
-        with _disable_current_modes():
-            known = tuple((role, slot.constant.item()) for role, slot in held.items() if slot.constant is not None)
+        constants = {role: slot.constant for role, slot in held.items() if slot.constant is not None}
+        with _disable_current_modes() if constants else nullcontext():
+            known = tuple((role, constant.item()) for role, constant in constants.items())
         return _Member(parameter, tensors, {role: slot.proxy.node for role, slot in held.items()}, known)
 
     @staticmethod
@@ -202,7 +204,7 @@ class _Folder:
                     if end is not first.nodes[role]:
                         self.write(member.tensors[role], tensor, copies[end])
                 elif role.startswith("state "):
-                    value = FunctionalTensor.to_functional(self.fresh(tensor, copies.get(end, end)))
+                    value = self.functional.wrapped(self.fresh(tensor, copies.get(end, end)))
                     optimizer.state[member.parameter][role.removeprefix("state ")] = value
                 else:
                     raise NotApartError(f"the optimizer replaces a {role}")
@@ -224,11 +226,8 @@ class _Folder:
     def fresh(self, like: Tensor, node: fx.Node) -> Tensor:
         """Return a new fake tensor that `node` makes, of the type of a traced tensor."""
         inner: Any = torch._from_functional_tensor(like.elem)  # type: ignore[attr-defined]  # a FunctionalTensor
-        with _disable_current_modes(), inner.fake_mode:
-            made: Any = torch.empty_strided(inner.shape, inner.stride(), dtype=inner.dtype, device=inner.device)
-        known = self.held(like).constant
+        made: Any = self.functional.memory.fresh(self.tracer, node, inner, self.held(like).constant)
         made.constant = inner.constant
-        track_tensor(made, fx.Proxy(node, self.tracer), constant=known, tracer=self.tracer)
         result: Tensor = made
         return result
 
@@ -237,7 +236,7 @@ class _Folder:
         if not isinstance(tensor, FunctionalTensor) or not tensor.is_base_tensor():
             raise NotApartError("the optimizer writes into a view")
         made = self.fresh(like, node)
-        with _disable_current_modes():
+        with modes_off():
             tensor.replace_(made)
             tensor.commit_update()
             tensor.sync()

@@ -186,9 +186,12 @@ class OriginMode(TorchDispatchMode):
         """Run `func` and mark its nodes; scalar arithmetic before it belongs to it."""
         if func is torch.ops.aten._linalg_check_errors.default:
             return None  # functions of matrices check their operands themselves when the step runs
-        origin = self.origin()
-        check_outside(func, args, kwargs or {})
-        result = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # what is called from here on is no call of the user's
+            if func is torch.ops.prim.device.default:
+                return func(*args, **(kwargs or {}))
+            origin = self.origin()
+            check_outside(func, args, kwargs or {})
+            result = func(*args, **(kwargs or {}))
         for node in reversed(self.graph.nodes):
             if ORIGIN in node.meta or node.op == "placeholder":
                 break

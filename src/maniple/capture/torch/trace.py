@@ -15,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -30,6 +30,7 @@ from maniple.capture.torch.locations import OriginMode, StepPosition
 from maniple.capture.torch.numbers import numbers_computed
 from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, numbers_refused, schedulers_refused, texts_marked
 from maniple.capture.torch.promote import PromoteFloat64
+from maniple.capture.torch.quick import Memory, QuickFunctional, calls_remembered
 from maniple.capture.torch.scaler import Predicated
 from maniple.capture.torch.state import Bound, OptimizerSlot, Slot, check_tensor, state_name
 from maniple.capture.torch.swap import swapped_modules, swapped_optimizers, unchanged
@@ -87,6 +88,7 @@ class _Tracer:
     batch_leaves: Sequence[object]
     promote: bool
     fold: bool
+    memory: Memory
     inputs: list[TraceInput] = field(default_factory=list)
     numbers: list[Number] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
@@ -124,26 +126,27 @@ class _Tracer:
     def run(self, *values: Any) -> list[Any]:  # tensors and symbolic floats
         """Run the step on traced values and return outputs, then gradients."""
         with ExitStack() as stack:
-            stack.enter_context(FunctionalTensorMode())
+            stack.enter_context(calls_remembered(self.memory))
+            functional = stack.enter_context(QuickFunctional(self.memory, self._tracer()))
             stack.enter_context(OriginMode(self._tracer().graph, self.position))
             if self.promote:
                 stack.enter_context(PromoteFloat64())
             self._wrap(values)
             symbols = dict(zip(self.numbers, (v for v in values if isinstance(v, torch.SymFloat)), strict=True))
-            stack.enter_context(self._replaced(symbols))
+            stack.enter_context(self._replaced(symbols, functional))
             result = self.step_fn(*self.user_args[: len(self.user_args) - self.batch.spec.num_children], *self._args())
             outputs = self._collect_outputs(result)
             self._check_gradients()
         return [*outputs, *self.gradients.values()]
 
     @contextmanager
-    def _replaced(self, symbols: Mapping[Number, torch.SymFloat]) -> Iterator[None]:
+    def _replaced(self, symbols: Mapping[Number, torch.SymFloat], functional: QuickFunctional) -> Iterator[None]:
         with (
             unchanged(self.bound),
             swapped_modules(self.bound, self.traced),
             swapped_optimizers(self.bound, self.traced, symbols),
             self.predicated.taken(),
-            updates_folded(self.bound, self._tracer()) if self.fold else nullcontext(),
+            updates_folded(self.bound, functional) if self.fold else nullcontext(),
             schedulers_refused(),
             checkpoint_traced_through(),
             numbers_refused(),
@@ -335,7 +338,7 @@ def _trace_step(
     env = ShapeEnv(allow_dynamic_output_shape_ops=False)
     mode = FakeTensors(shape_env=env, allow_non_fake_inputs=True)
     symbols = Symbols(env)
-    tracer = _Tracer(step_fn, bound, user_args, batch, batch_leaves, promote, fold)
+    tracer = _Tracer(step_fn, bound, user_args, batch, batch_leaves, promote, fold, Memory(mode))
     tracer.collect(mode, symbols)
     tracer.remember_python_state()
     with mode, _use_lazy_graph_module(should_use=True):  # nobody runs the graph: no code for it
