@@ -66,6 +66,31 @@ def test_model(name: str, command: str) -> None:
     refused([command, model, "--strategy", "dp=2"], words)
 
 
+CONFIGS: Final = {
+    "no JSON": ("{", "cannot be read as JSON"),
+    "no object": ("[]", "not an object"),
+    "no class": ("{}", "does not say which class"),
+    "unknown class": ('{"architectures": ["GPT2LMHeadModle"]}', "did you mean GPT2LMHeadModel"),
+    "class of the file's own": ('{"architectures": ["Own"], "auto_map": {"AutoModel": "own.Own"}}', "has no class 'Own'"),
+    "class that cannot train": ('{"architectures": ["GPT2PreTrainedModel"]}', "no forward pass"),
+    "class that is no model": ('{"architectures": ["GPT2Config"]}', "is not a model"),
+    "wrong type": ('{"architectures": ["GPT2LMHeadModel"], "n_embd": "wide"}', "n_embd"),
+    "sizes that do not fit": ('{"architectures": ["GPT2LMHeadModel"], "n_embd": 15, "n_head": 4}', "cannot be made"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config(name: str, tmp_path: Path) -> None:
+    content, words = CONFIGS[name]
+    (tmp_path / "config.json").write_text(content, encoding="utf-8")
+    for command in ("train", "check", "explain"):
+        refused([command, f"hf:{tmp_path}", "--strategy", "dp=2"], words)
+
+
+def test_no_config(tmp_path: Path) -> None:
+    refused(["check", f"hf:{tmp_path}", "--strategy", "dp=2"], "no file")
+
+
 OPTIONS: Final = {
     "unknown engine": (["--engine", "warp"], "unknown engine 'warp'"),
     "unknown dtype": (["--dtype", "float8"], "unknown dtype 'float8'"),

@@ -132,6 +132,8 @@ def test_wrong_batches_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, GPT2)
     with pytest.raises(ModelError, match="at least one row"):
         load(path, batch=0)
+    with pytest.raises(ModelError, match=r"dropout=1\.5 is not a rate"):
+        load(path, dropout=1.5)
     with pytest.raises(ModelError, match="1 to 16 tokens, got seq=17"):
         load(path, seq=17)
     with pytest.raises(ModelError, match="1 to 16 tokens, got seq=0"):

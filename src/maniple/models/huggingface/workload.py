@@ -79,6 +79,8 @@ def load_config(
     entries = read_config(path)
     if batch is not None and batch < 1:
         raise ModelError(f"{text} needs at least one row in its batch, got batch={batch}")
+    if not 0.0 <= dropout < 1.0:
+        raise ModelError(f"dropout={dropout} is not a rate", hint="a number from 0 on, below 1")
     kind, precision = model_class(entries, path), dtype_named(dtype)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) if fake else None
     with torch.random.fork_rng(devices=[]), _quiet_and_offline():
