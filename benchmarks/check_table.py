@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "acceptance"))
 from hf_families import FAMILIES, ROWS, TOKENS, write
 from sharing import share_captures, share_oracles
 
-from maniple import ManipleError, Strategy, api
+from maniple import ManipleError, Strategy, api, models
 from maniple.capture.torch.captured import Captured
 from maniple.commands import CheckConfig, WorkloadConfig
 from maniple.models import ZOO
@@ -57,9 +57,8 @@ def workload_of(model: str, folder: Path) -> WorkloadConfig:
     return WorkloadConfig(model=write(folder, name), batch=ROWS, seq=TOKENS, dtype="float64")
 
 
-def measure(model: str, strategy: str, engine: str | None, folder: Path) -> Row:
+def measure(model: str, workload: WorkloadConfig, strategy: str, engine: str | None) -> Row:
     """Return the report of one check as a dict; of a model that is refused, the reason under `refused`."""
-    workload = workload_of(model, folder)
     try:
         report = api.check(CheckConfig(workload=workload, strategy=Strategy.parse(strategy), engine=engine))
     except ManipleError as error:
@@ -68,7 +67,7 @@ def measure(model: str, strategy: str, engine: str | None, folder: Path) -> Row:
     return {**row, "model": model}
 
 
-def measure_all(models: Sequence[str], strategies: Sequence[str], engine: str | None, out: Path | None) -> list[Row]:
+def measure_all(names: Sequence[str], strategies: Sequence[str], engine: str | None, out: Path | None) -> list[Row]:
     """Return the reports of all checks; each model is captured, and trained by PyTorch, once for all strategies."""
     rows: list[Row] = []
     traces: dict[Hashable, Captured] = {}
@@ -76,9 +75,11 @@ def measure_all(models: Sequence[str], strategies: Sequence[str], engine: str | 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         share_captures(patch, traces)
         share_oracles(patch, oracles)
-        for model in models:
+        for model in names:
+            workload = workload_of(model, Path(folder))
+            learns = models.load(workload.model, batch=workload.batch, seq=workload.seq, fake=True).description
             for strategy in strategies:
-                rows.append(measure(model, strategy, engine, Path(folder)))
+                rows.append({**measure(model, workload, strategy, engine), "learns": learns})
                 print(" | ".join(cells(rows[-1])), flush=True)
                 if out:
                     out.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
@@ -118,11 +119,34 @@ def size_cells(row: Row) -> tuple[str, ...]:
 SIZE_HEADINGS: Final = ("model", "strategy", "ops", "tasks", "computed whole by every device")
 
 
+def coverage(rows: Sequence[Row]) -> str:
+    """Return the table of all models: what each learns, the largest error under any strategy, and FLOPs per device under each."""
+    strategies = list(dict.fromkeys(row["strategy"] for row in rows))
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        found = {row["strategy"]: row for row in rows if row["model"] == model}
+        done = [row for row in found.values() if "refused" not in row]
+        error = f"{max(row['max_rel_err'] for row in done):.0e}" if done else "-"
+        right = [row["equal"] for row in done]
+        ratios = [_ratio(found.get(strategy)) for strategy in strategies]
+        lines.append((model, next(iter(found.values()))["learns"], error if all(right) else f"**{error}, NOT EQUAL**", *ratios))
+    headings = ("model", "what", "max error", *(f"`{strategy}`" for strategy in strategies))
+    return markdown(headings, lines, ",".join(headings[2:]))
+
+
+def _ratio(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    return "refused" if "refused" in row else f"{row['flops_per_device_ratio']:.2f}"
+
+
 def write_pages(rows: Sequence[Row]) -> None:
     """Replace the tables of docs/results.md and of the README."""
     results = ROOT / "docs" / "results.md"
-    replace_table(results, "results", markdown(HEADINGS, map(cells, rows), RIGHT))
-    done = [row for row in rows if "refused" not in row]
+    replace_table(results, "coverage", coverage(rows))
+    zoo = [row for row in rows if row["model"] in ZOO]
+    replace_table(results, "results", markdown(HEADINGS, map(cells, zoo), RIGHT))
+    done = [row for row in zoo if "refused" not in row]
     replace_table(results, "sizes", markdown(SIZE_HEADINGS, map(size_cells, done), "ops,tasks"))
     reasons = [f"- {row['model']} under `{row['strategy']}`: {' '.join(row['refused'].split())}" for row in rows if "refused" in row]
     replace_table(results, "refused", "\n".join(reasons) or "None of these is refused.")

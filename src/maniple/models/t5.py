@@ -40,7 +40,7 @@ def _published(layers: int, heads: int, head_dim: int, hidden: int, intermediate
 
 SIZES: Final[Mapping[str, T5Size]] = MappingProxyType({
     "tiny": T5Size(
-        layers=2, heads=4, head_dim=16, hidden=64, intermediate=128, vocab=128, buckets=8, farthest=32,
+        layers=1, heads=4, head_dim=16, hidden=64, intermediate=128, vocab=128, buckets=8, farthest=32,
         batch=8, seq=16, positions=64, lr=3e-3,
     ),
     "small": _published(6, 8, 64, 512, 2048),
