@@ -105,19 +105,20 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "vit_masked": {"architectures": ["ViTForMaskedImageModeling"], **_VIT, "encoder_stride": 4},
     "deit": {"architectures": ["DeiTForImageClassification"], **_VIT},
     "convnext": {
-        "architectures": ["ConvNextForImageClassification"], "image_size": 32, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32],
+        "architectures": ["ConvNextForImageClassification"], "image_size": 32, "num_stages": 2, "depths": [1, 1], "hidden_sizes": [8, 16],
     },
     "resnet": {
-        "architectures": ["ResNetForImageClassification"], "image_size": 32, "embedding_size": 8, "hidden_sizes": [16, 16, 32, 32],
-        "depths": [1, 1, 1, 1],
+        "architectures": ["ResNetForImageClassification"], "image_size": 32, "embedding_size": 8, "hidden_sizes": [16, 32],
+        "depths": [1, 1],
     },
     "swin": {
-        "architectures": ["SwinForImageClassification"], "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1],
-        "num_heads": [2, 4], "window_size": 4,
+        "architectures": ["SwinForImageClassification"], "image_size": 16, "patch_size": 4, "embed_dim": 16, "depths": [1],
+        "num_heads": [2], "window_size": 2,
     },
     "segformer": {
-        "architectures": ["SegformerForSemanticSegmentation"], "image_size": 32, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32],
-        "num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 16,
+        "architectures": ["SegformerForSemanticSegmentation"], "image_size": 32, "num_encoder_blocks": 2, "depths": [1, 1],
+        "hidden_sizes": [8, 16], "num_attention_heads": [1, 2], "decoder_hidden_size": 16, "sr_ratios": [2, 1], "patch_sizes": [7, 3],
+        "strides": [4, 2], "mlp_ratios": [2, 2],
     },
     "yolos": {"architectures": ["YolosForObjectDetection"], **_VIT, "image_size": [16, 16], "num_detection_tokens": 4},
     # speech
@@ -159,6 +160,13 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }  # fmt: skip
 """Name -> what config.json says."""
+
+SUITE: Final = (
+    "gpt2", "llama", "gpt_neox", "opt", "bloom", "mixtral", "deepseek_v3", "mamba", "bert_pretraining", "roberta_tokens", "distilbert_qa",
+    "albert_rows", "t5", "vit_masked", "deit", "swin", "hubert_rows", "whisper", "ast", "patchtst", "patchtsmixer", "clip", "siglip",
+    "blip",
+)  # fmt: skip
+"""What the tests check; the benchmark checks all."""
 
 
 def write(folder: Path, name: str) -> str:

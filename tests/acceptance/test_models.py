@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 from acceptance_harness import MODELS, STRATEGIES, check, maniple, wrong
-from hf_families import FAMILIES, ROWS, TOKENS, write
+from hf_families import ROWS, SUITE, TOKENS, write
 
 pytestmark = pytest.mark.usefixtures("captured_once", "compiled_once", "eager_once")
 PROCESSORS: Final = (1, 2, 4)
@@ -54,9 +54,9 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("configs")
 
 
-@pytest.mark.parametrize("number", range(len(FAMILIES)), ids=FAMILIES)
+@pytest.mark.parametrize("number", range(len(SUITE)), ids=SUITE)
 def test_family(number: int, configs: Path) -> None:
-    path = write(configs, list(FAMILIES)[number])
+    path = write(configs, SUITE[number])
     for strategy in turn(number, 2):
         check_whole(checked(path, strategy, "realm:2", "--batch", str(ROWS), "--seq", str(TOKENS)), strategy)
 

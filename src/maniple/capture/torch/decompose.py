@@ -18,7 +18,7 @@ from torch._guards import detect_fake_mode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from maniple.capture.torch.strided import as_strided
+from maniple.capture.torch.strided import as_strided, as_strided_scatter
 from maniple.capture.torch.table.written import WRITTEN
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -27,6 +27,7 @@ TABLE: Final[Mapping[Any, Callable[..., Any]]] = MappingProxyType({
     **decomposition_table,
     **WRITTEN,
     torch.ops.aten.as_strided.default: as_strided,
+    torch.ops.aten.as_strided_scatter.default: as_strided_scatter,
 })  # fmt: skip
 """What PyTorch knows to decompose, what is written here, and what depends on memory, of which a row knows nothing."""
 

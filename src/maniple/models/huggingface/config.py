@@ -81,7 +81,7 @@ def model_class(entries: Mapping[str, Any], where: Path) -> type[nn.Module]:
     name = names[0]
     found: Any = getattr(transformers, name, None) if name.isidentifier() and not name.startswith("_") else None
     if found is None:
-        close = difflib.get_close_matches(name, dir(transformers), n=1)
+        close = difflib.get_close_matches(name, [known for known in dir(transformers) if known[:2] == name[:2]], n=1)
         hint = f"did you mean {close[0]}?" if close else "models whose code comes with the weights are not run"
         raise ModelError(f"transformers {transformers.__version__} has no class {name!r}, which {where} asks for", hint=hint)
     if not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
