@@ -17,6 +17,7 @@ import maniple
 
 STRATEGIES = (
     "dp=2", "dp=3", "tp=2", "tp=3", "dp=2 tp=2", "dp=2 tp=2 zero=1", "tp=2 dp=2 zero=2", "dp=2 tp=2 zero=3", "dp=3 zero=3", "tp=4",
+    "tp=2 sp", "dp=2 tp=2 zero=3 sp", "tp=3 sp", "dp=2 tp=3 zero=2", "tp=5",
 )  # fmt: skip
 
 
