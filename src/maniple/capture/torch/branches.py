@@ -1,4 +1,4 @@
-"""Branches of torch's optimizers on numbers in tensors: both ways are traced, one parameter at a time, and `where` picks the result.
+"""Branches of torch's optimizers and averaged models on numbers in tensors: all ways are traced, and `where` picks the result.
 
 RAdam corrects its variance once its step count is large enough, ASGD averages from some step on. The functions that update parameters
 get lists with one entry per parameter, and are called here for one parameter after another: so few branches meet that all their
@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.optim.swa_utils import AveragedModel
 
 from maniple.base.errors import CaptureError
 from maniple.capture.torch.patches import replaced
@@ -56,6 +57,10 @@ class Decisions:
 @contextmanager
 def _answering(decisions: Decisions) -> Iterator[None]:
     """Answer questions about numbers that are known only when the step runs."""
+
+    def truth(tensor: Tensor) -> bool:
+        return bool(tensor.item())
+
     ask: Callable[[torch.SymBool], bool] = torch.SymBool.__bool__
 
     def answer(question: torch.SymBool) -> bool:
@@ -64,7 +69,7 @@ def _answering(decisions: Decisions) -> Iterator[None]:
         except GuardOnDataDependentSymNode:
             return decisions.answer(question)
 
-    with replaced(torch.SymBool, "__bool__", answer):
+    with replaced(torch.SymBool, "__bool__", answer), replaced(Tensor, "__bool__", truth):
         yield
 
 
@@ -122,6 +127,16 @@ def _one_by_one(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _averaging(update: Callable[..., None]) -> Callable[..., None]:
+    """Return an update of averaged weights that takes both ways: to copy the first weights, and to average later ones."""
+
+    def run(averaged: AveragedModel, model: torch.nn.Module) -> None:
+        with torch.no_grad():
+            _every_way(partial(update, averaged, model), [*averaged.parameters(), *averaged.buffers()])
+
+    return run
+
+
 def check_optimizers(bound: Bound) -> None:
     """Refuse optimizers of which no step is a program.
 
@@ -136,7 +151,7 @@ def check_optimizers(bound: Bound) -> None:
 
 @contextmanager
 def branches_merged(bound: Bound) -> Iterator[None]:
-    """Let the update functions of torch's optimizers take all ways of their branches."""
+    """Let the update functions of torch's optimizers, and of averaged models, take all ways of their branches."""
     modules = {kind.__module__ for _, optimizer in bound.optimizers for kind in type(optimizer).__mro__}
     with ExitStack() as stack:
         for module in (sys.modules[name] for name in sorted(modules) if name.startswith("torch.optim.")):
@@ -144,4 +159,5 @@ def branches_merged(bound: Bound) -> Iterator[None]:
             for name, function in entries.items():
                 if name.startswith("_single_tensor_") and function.__module__ == module.__name__:
                     stack.enter_context(replaced(module, name, _one_by_one(function)))
+        stack.enter_context(replaced(AveragedModel, "update_parameters", _averaging(AveragedModel.update_parameters)))
         yield

@@ -25,6 +25,9 @@ from maniple.ops.builder import Builder
 from maniple.ops.catalog import CATALOG
 
 _LIFTS = ("aten.lift_fresh.default", "aten.lift_fresh_copy.default")
+_ZEROS = ("aten.zero.default", "aten.zeros_like.default")
+"""Ops that read only the shape of their operand."""
+
 _UNMAPPED = "write it with other ops, or add a row to maniple/capture/torch/table"
 
 
@@ -168,8 +171,8 @@ class _Importer:
             if isinstance(value, Value) and kind is not None and value.type != kind:
                 raise CaptureError(f"{name} was mapped to {value.type}, but gives {kind}", where=self.origins[node].location)
 
-    def _read(self, node: fx.Node) -> Any:  # value, scalar or tuple of them
-        return self.env[node]
+    def _read(self, node: fx.Node) -> Any:  # value, scalar or tuple of them; None if it was left out
+        return self.env.get(node)
 
     def _output(self, item: object) -> Value:
         if isinstance(item, fx.Node):
@@ -248,7 +251,7 @@ def _needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """Return the nodes that some output depends on."""
     needed: set[fx.Node] = set()
     for node in reversed(nodes):
-        if node.op == "output" or node in needed:
+        if node.op == "output" or (node in needed and str(node.target) not in _ZEROS):
             needed.update(node.all_input_nodes)
     return needed
 

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.modules import batchnorm
 
 from maniple.capture.torch.patches import replaced
 
@@ -65,6 +67,43 @@ def _making(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return make
 
 
+def _batch_norm(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return `batch_norm` that takes a momentum that is not known yet, as that of a cumulative average."""
+
+    def run(
+        x: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
+        training: bool = False,  # noqa: FBT001, FBT002  # torch's own form
+        momentum: Any = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        if not isinstance(momentum, torch.SymFloat):
+            return function(x, running_mean, running_var, weight, bias, training, momentum, eps)
+        share: Any = momentum
+        with torch.no_grad():
+            dims = [d for d in range(x.dim()) if d != 1]
+            for running, new in ((running_mean, x.mean(dims)), (running_var, x.var(dims))):
+                running.copy_(running * (1 - share) + new * share)
+        return function(x, None, None, weight, bias, training, 0.0, eps)
+
+    return run
+
+
+def _float(value: Any = 0.0) -> Any:
+    """Return `float(value)`; of a traced tensor the number that it will hold."""
+    return value.item() if isinstance(value, Tensor) else float(value)
+
+
+@contextmanager
+def _cumulative_averages() -> Iterator[None]:
+    """Let batch norms without a momentum count their batches in the program."""
+    names = vars(batchnorm)
+    names["float"] = _float
+    try:
+        with replaced(functional, "batch_norm", _batch_norm(functional.batch_norm)):
+            yield
+    finally:
+        del names["float"]
+
+
 @contextmanager
 def numbers_computed() -> Iterator[None]:
     """Let `min`, `max`, `torch.tensor` and `torch.as_tensor` take numbers that are known only when the step runs."""
@@ -73,5 +112,6 @@ def numbers_computed() -> Iterator[None]:
         replaced(builtins, "max", _picking(builtins.max, lambda value, best: value > best)),
         replaced(torch, "tensor", _making(torch.tensor)),
         replaced(torch, "as_tensor", _making(torch.as_tensor)),
+        _cumulative_averages(),
     ):
         yield

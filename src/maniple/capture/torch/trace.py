@@ -25,10 +25,19 @@ from maniple.capture.torch.batch import BatchStructure, ResultStructure, result_
 from maniple.capture.torch.branches import branches_merged, check_optimizers
 from maniple.capture.torch.fake import FakeTensors
 from maniple.capture.torch.fold import NotApartError, updates_folded
+from maniple.capture.torch.foreach import lists_unrolled
 from maniple.capture.torch.hyperparameters import Number, NumberGuard, Symbols, find_numbers
 from maniple.capture.torch.locations import OriginMode, StepPosition
 from maniple.capture.torch.numbers import numbers_computed
-from maniple.capture.torch.patches import backward_watched, checkpoint_traced_through, numbers_refused, schedulers_refused, texts_marked
+from maniple.capture.torch.patches import (
+    backward_watched,
+    checkpoint_traced_through,
+    compiled_traced_through,
+    norms_unchecked,
+    numbers_refused,
+    schedulers_refused,
+    texts_marked,
+)
 from maniple.capture.torch.promote import PromoteFloat64
 from maniple.capture.torch.quick import Memory, QuickFunctional, calls_remembered
 from maniple.capture.torch.scaler import Predicated
@@ -150,6 +159,9 @@ class _Tracer:
             schedulers_refused(),
             checkpoint_traced_through(),
             numbers_refused(),
+            lists_unrolled(),
+            norms_unchecked(),
+            compiled_traced_through(),
             numbers_computed(),
             branches_merged(self.bound),
             texts_marked(),

@@ -133,8 +133,8 @@ def _fill(e: Emitter, x: Value, value: Operand) -> Value:
     return e.full(value, x.type)
 
 
-def _zero(e: Emitter, x: Value) -> Value:
-    return e.full(0, x.type)
+def _zero(e: Emitter, _x: Value | None) -> Value:
+    return e.full(0, e.out)
 
 
 def _relu(e: Emitter, x: Value) -> Value:
