@@ -56,11 +56,12 @@ def infer_max_pool_grad(operands: Sequence[TensorType], attrs: Attrs, _like: Ten
     return (x,)
 
 
-def max_pool_factors(op: Op) -> FactorRule:
+def pool_factors(op: Op) -> FactorRule:
     """Return the rule: batch and channels are free, space is whole."""
     rank = op.results[0].type.rank
     s, t = (" ".join(f"{letter}{i}" for i in range(rank - 2)) for letter in "st")
-    text = f"b c {s} -> b c {t}, b c {t}" if len(op.operands) == 1 else f"b c {t}, b c {s}, b c {t} -> b c {s}"
+    sides = ((s,), (t,) * len(op.results)) if len(op.operands) == 1 else ((t, s, t), (s,))
+    text = " -> ".join(", ".join(f"b c {space}" for space in side) for side in sides)
     return rule(text, [v.type for v in op.operands], [v.type for v in op.results], whole=f"{s} {t}")
 
 
@@ -86,13 +87,6 @@ def infer_sum_pool_grad(operands: Sequence[TensorType], attrs: Attrs, like: Tens
     return (like,)
 
 
-def sum_pool_factors(op: Op) -> FactorRule:
-    """Return the rule: batch and channels are free, space is whole."""
-    space = range(op.results[0].type.rank - 2)
-    s, t = (" ".join(f"{letter}{i}" for i in space) for letter in "st")
-    return rule(f"b c {s} -> b c {t}", [op.operands[0].type], [op.results[0].type], whole=f"{s} {t}")
-
-
 def _window_flops(op: Op) -> int:
     smaller = min(op.results[0].type.num_elements, op.operands[0].type.num_elements)
     return smaller * math.prod(op.ints("kernel"))
@@ -100,13 +94,13 @@ def _window_flops(op: Op) -> int:
 
 POOL: tuple[OpDef, ...] = (
     OpDef(
-        "max_pool", infer_max_pool, max_pool_factors, linear_in(),
+        "max_pool", infer_max_pool, pool_factors, linear_in(),
         lambda op: op.results[0].type.num_elements * math.prod(op.ints("kernel")),
     ),
     OpDef(
-        "max_pool_grad", infer_max_pool_grad, max_pool_factors, linear_in({0}),
+        "max_pool_grad", infer_max_pool_grad, pool_factors, linear_in({0}),
         lambda op: op.operands[0].type.num_elements,
     ),
-    OpDef("sum_pool", infer_sum_pool, sum_pool_factors, linear_in({0}), _window_flops),
-    OpDef("sum_pool_grad", infer_sum_pool_grad, sum_pool_factors, linear_in({0}), _window_flops),
+    OpDef("sum_pool", infer_sum_pool, pool_factors, linear_in({0}), _window_flops),
+    OpDef("sum_pool_grad", infer_sum_pool_grad, pool_factors, linear_in({0}), _window_flops),
 )  # fmt: skip

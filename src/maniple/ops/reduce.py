@@ -1,4 +1,4 @@
-"""Ops that combine elements along dims: reductions, running sums and dot products."""
+"""Ops that combine elements along dims: reductions and dot products."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from maniple.base.types import TensorType
 from maniple.ir.program import Op
 from maniple.mesh.sharding import Pending
-from maniple.ops.elementwise import elementwise_factors, linear_in
+from maniple.ops.elementwise import linear_in
 from maniple.ops.factors import Dim, FactorRule
 from maniple.ops.opdef import Attrs, OpDef
-from maniple.ops.structure import dim_attr, ints_attr
+from maniple.ops.structure import ints_attr
 
 KINDS: dict[str, Pending] = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
 """How each reduction combines partial results."""
@@ -52,23 +52,6 @@ def _reduce_factors(op: Op) -> FactorRule:
 
 def _operand_elements(op: Op) -> int:
     return op.operands[0].type.num_elements
-
-
-def infer_cumsum(operands: Sequence[TensorType], attrs: Attrs, _like: TensorType | None) -> tuple[TensorType, ...]:
-    """Return the operand's type.
-
-    Raises:
-        ValueError: if there is no such dim, or the operand is bool.
-    """
-    if len(operands) != 1 or operands[0].dtype == "bool":
-        raise ValueError("expected one operand that is not bool")
-    dim_attr(attrs, operands[0].rank)
-    return (operands[0],)
-
-
-def _cumsum_factors(op: Op) -> FactorRule:
-    rule = elementwise_factors(op)
-    return FactorRule(rule.operands, rule.results, rule.sizes, frozenset({f"d{op.integer('dim')}"}))
 
 
 def dot_free_dims(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -128,7 +111,6 @@ REDUCE: tuple[OpDef, ...] = (
     OpDef("reduce_sum", infer_reduce_sum, _reduce_factors, linear_in({0}), _operand_elements),
     OpDef("reduce_max", infer_reduce, _reduce_factors, flops=_operand_elements),
     OpDef("reduce_min", infer_reduce, _reduce_factors, flops=_operand_elements),
-    OpDef("cumsum", infer_cumsum, _cumsum_factors, linear_in({0})),
     OpDef("dot_general", infer_dot_general, _dot_factors, linear_in({0}, {1}), _dot_flops, is_contraction=True),
 )
 """Ops that combine elements along dims. An empty reduction gives the identity: 0, the least or the greatest value of the dtype."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from maniple.base.types import TensorType
 from maniple.ir.program import Op
-from maniple.ops.elementwise import elementwise_factors
+from maniple.ops.elementwise import elementwise_factors, linear_in
 from maniple.ops.factors import FactorRule
 from maniple.ops.opdef import Attrs, OpDef
 from maniple.ops.reduce import infer_reduce_sum
@@ -132,6 +132,7 @@ def _operand_elements(op: Op) -> int:
 SORT: tuple[OpDef, ...] = (
     OpDef("sort", infer_sort, along_dim_factors, flops=_sort_flops),
     OpDef("top_k", infer_top_k, top_k_factors, flops=_operand_elements),
+    OpDef("cumsum", infer_running, along_dim_factors, linear_in({0})),
     OpDef("cumprod", infer_running, along_dim_factors),
     OpDef("logcumsumexp", infer_running, along_dim_factors),
     OpDef("cummax", infer_running_extreme, along_dim_factors),

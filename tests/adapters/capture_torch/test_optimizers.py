@@ -137,6 +137,11 @@ REFUSED: dict[str, Callable[[nn.Module], Optimizer]] = {
 }
 
 
+def test_every_optimizer_of_torch_is_compared_or_refused() -> None:
+    kinds = {kind for kind in vars(optim).values() if isinstance(kind, type) and issubclass(kind, Optimizer)} - {Optimizer}
+    assert kinds == {kind for kind, _ in CASES.values()} | {optim.LBFGS, optim.SparseAdam}
+
+
 @pytest.mark.parametrize("says", REFUSED)
 def test_refused_by_name(says: str) -> None:
     model = nn.Linear(6, 3)

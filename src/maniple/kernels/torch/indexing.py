@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -17,10 +18,7 @@ def _grouped(x: Tensor, *counts: int) -> Tensor:
     """Return `x` with its dims in groups of so many, each group one dim."""
     shape, at = [], 0
     for count in counts:
-        size = 1
-        for n in x.shape[at : at + count]:
-            size *= n
-        shape.append(size)
+        shape.append(math.prod(x.shape[at : at + count]))
         at += count
     return x.reshape(shape)
 
