@@ -34,11 +34,12 @@ demo: setup ## train a character-level GPT on Realm, on two logical devices, and
 	$(BIN)/maniple train gpt2 --strategy "dp=2" --steps 50 --compare
 
 # The scripts rewrite the tables of README.md and docs/, and docs/pictures; `git diff` then shows what changed.
-bench: setup ## measure what README and docs show: results, plans, communication, memory (about 35 minutes)
+bench: setup ## measure what README and docs show: results, plans, communication, memory, coverage (about an hour)
 	$(BIN)/python benchmarks/communication.py
 	$(BIN)/python benchmarks/compile.py
 	$(BIN)/python benchmarks/check_table.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/coverage.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/trace_picture.py
 	$(BIN)/python benchmarks/memory.py

@@ -90,10 +90,22 @@ class Case:
         return [*(result.detach() for result in results), *(grad for grad in grads if grad is not None)]
 
 
+def op_infos(names: Sequence[str]) -> list[Any]:
+    """Return PyTorch's descriptions of ops, all if no names are given; a variant's name follows the op's after a dot."""
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
+    return [info for info in op_db if not names or name_of(info) in names or info.name in names]
+
+
+def name_of(info: Any) -> str:
+    """Return the op's name with that of its variant."""
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
+
+
 def cases(infos: Sequence[Any], limit: int) -> Iterator[tuple[Case | None, str, int, str]]:
     """Yield samples of each op, at most `limit` evenly spread ones: the case, the op's name, its number, and why there is none."""
     for info in infos:
-        name = info.name + (f".{info.variant_test_name}" if info.variant_test_name else "")
+        name = name_of(info)
         kinds = [kind for kind in (torch.float64, torch.int64, torch.bool, torch.float32, torch.complex128) if kind in info.dtypes]
         if not kinds:
             yield None, name, 0, "no dtype that a program holds"

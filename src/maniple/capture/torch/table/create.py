@@ -79,6 +79,10 @@ def _normal(e: Emitter, _x: Value, mean: float = 0.0, std: float = 1.0, **_optio
     return e.elementwise("add", e.elementwise("multiply", _randn(e), std), mean)
 
 
+def _normal_like(e: Emitter, mean: float, std: float, _size: object, **_options: object) -> Value:
+    return e.elementwise("add", e.elementwise("multiply", _randn(e), std), mean)
+
+
 def _bernoulli(e: Emitter, x: Value, probability: Operand | None = None, **_options: object) -> Value:
     chance = x if probability is None else probability
     drawn = e.random(TensorType(accumulation_dtype(e.out.dtype), e.out.shape))
@@ -106,6 +110,7 @@ CREATE: Final[dict[str, Callable[..., Any]]] = {
     **{f"aten.{make}": _filled(0) for make in ("empty.memory_format", "empty_like.default", "new_empty.default", "empty_strided.default")},
     "aten.new_empty_strided.default": _filled(0),
     "aten.empty_permuted.default": _filled(0),
+    "aten._efficientzerotensor.default": _filled(0),
     "aten.full.default": _full,
     "aten.full_like.default": _full,
     "aten.new_full.default": _new_full,
@@ -119,6 +124,7 @@ CREATE: Final[dict[str, Callable[..., Any]]] = {
     "aten.randn.default": _randn,
     "aten.randn_like.default": _randn,
     "aten.uniform.default": _uniform,
+    "aten.normal.float_float": _normal_like,
     "aten.normal_functional.default": _normal,
     **_shapes("bernoulli", ("default", "p", "Tensor"), _bernoulli),
     "aten.native_dropout.default": _dropout,

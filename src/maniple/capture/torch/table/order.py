@@ -135,6 +135,12 @@ def _bucketize(e: Emitter, values: Operand, bounds: Value, *, out_int32: bool = 
     return _search(e, bounds, values, out_int32=out_int32, right=right)
 
 
+def _repeated_index(e: Emitter, repeats: Value, *, output_size: int | None = None) -> Value:
+    """Return each index as often as `repeats` says; the sum of these is known."""
+    ends = e("cumsum", e.cast(repeats, "i64"), dim=0)
+    return e.cast(e("searchsorted", ends, index_along(e, e.out.shape, 0), right=True), e.out.dtype)
+
+
 def _histogram(e: Emitter, x: Value, bins: int = 100, low: Number = 0, high: Number = 0) -> Value:
     """Return how many elements lie in each of `bins` equal parts of [low, high]; of their own range if both are equal."""
     n = x.type.num_elements
@@ -215,6 +221,7 @@ ORDER: Final[dict[str, Callable[..., Any]]] = {
     "aten.searchsorted.Scalar": _search,
     "aten.bucketize.Tensor": _bucketize,
     "aten.bucketize.Scalar": _bucketize,
+    "aten.repeat_interleave.Tensor": _repeated_index,
     "aten.histc.default": _histogram,
     "aten.multinomial.default": _multinomial,
     **{f"aten.randint.{form}": _randint for form in ("default", "low")},

@@ -33,6 +33,8 @@ def _corner(e: Emitter, x: Value, shape: tuple[int, ...]) -> Value:
 def gather(e: Emitter, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     """Return `x[i, j, index[i, j, k]]` for `dim` 2, and so on; the index may be smaller than `x` in other dims."""
     shape = index.type.shape
+    if not index.type.num_elements:
+        return e.full(0, x.type.with_shape(shape))
     x, index = _with_dim(e, x, index)
     dim %= x.type.rank
     perm, back = _last(x, dim)
