@@ -90,12 +90,14 @@ class _Scatter:
 
 
 def _scatter(e: Emitter, x: Value, dim: int, index: Value, source: Operand, *, reduce: str = "set") -> Value:
+    if not index.type.num_elements:
+        return x
     work = _Scatter(e, x, dim, index, source)
     return work.added() if reduce == "add" else work.whole(work.put(work.part, reduce))
 
 
 def _scatter_add(e: Emitter, x: Value, dim: int, index: Value, source: Value) -> Value:
-    return _Scatter(e, x, dim, index, source).added()
+    return _Scatter(e, x, dim, index, source).added() if index.type.num_elements else x
 
 
 _EXTREMES: Final = {"amax": "max", "amin": "min"}
