@@ -1,6 +1,6 @@
 """Times how long a plan takes to make: capture, shard and lower, each case in processes of its own, with their peak memory.
 
-    python benchmarks/compile.py                    # all cases, 3 runs each, about 8 minutes on one core; rewrites docs/benchmarks.md
+    python benchmarks/compile.py                    # all cases, 3 runs each, about 20 minutes on one core; rewrites docs/benchmarks.md
     python benchmarks/compile.py --cases 1 --runs 1 --json - --no-pages
 
 Nothing is run: weights are fake, so that the largest case needs no memory for them. Times are CPU seconds of the process, which another
@@ -38,6 +38,9 @@ CASES: Final = (
     ("gpt2", "dp=2 tp=2 zero=3", None),
     ("gpt2:small", "dp=2 tp=2", 1024),
     ("gpt2:small", "dp=1024 tp=8", 1024),
+    ("llama:8b", "dp=2 tp=2", 2048),
+    ("llama:8b", "dp=2048 tp=8", 2048),
+    ("llama:8b", "dp=2 tp=2 zero=3", 2048),
 )
 """Model, strategy, rows of the batch (None: the model's own)."""
 

@@ -45,6 +45,8 @@ class FactorRule:
 
     def outer_inner(self, dim: Dim, factor: str) -> tuple[int, int]:
         """Return the products of the sizes of the factors before and after `factor` in `dim`."""
+        if len(dim) == 1 and dim[0] == factor:
+            return 1, 1
         at = dim.index(factor)
         return (
             math.prod(self.sizes[f] for f in dim[:at]),

@@ -51,6 +51,7 @@ class BatchRegions:
             if op in steps:
                 for value in dict.fromkeys((*op.operands, *op.results)):
                     self._ops.setdefault(value, []).append(op)
+        self._places: dict[Op, tuple[tuple[int, tuple[tuple[Value, int, int], ...]], ...]] = {}
         self._queue: list[Op] = []
         self.num_tokens = self.num_rows = 1
         for item in program.inputs:
@@ -83,19 +84,25 @@ class BatchRegions:
 
     def _push(self, op: Op) -> None:
         """Carry the regions of each operand and result of `op` to the others."""
-        rule = definition(op.name).factors(op)
-        places: dict[str, list[tuple[Value, int, int]]] = {}
-        for value, dims in sides(op, rule.operands, rule.results):
-            for at, dim in enumerate(dims):
-                for factor in dim:
-                    places.setdefault(factor, []).append((value, at, rule.outer_inner(dim, factor)[1]))
-        for factor, found in places.items():
-            size = rule.sizes[factor]
+        if op not in self._places:
+            self._places[op] = tuple(_places(op))
+        for size, found in self._places[op]:
             regions = {_clip(region, inner, size) for value, at, inner in found for region in self._regions.get(value, {}).get(at, ())}
             for lo, hi in sorted(regions):
                 for value, at, inner in found:
                     if lo < hi:
                         self._add(value, at, (lo * inner, hi * inner))
+
+
+def _places(op: Op) -> Iterator[tuple[int, tuple[tuple[Value, int, int], ...]]]:
+    """Yield for each factor of `op` its size and where it stands: value, dim, and how far apart its elements are in that."""
+    rule = definition(op.name).factors(op)
+    places: dict[str, list[tuple[Value, int, int]]] = {}
+    for value, dims in sides(op, rule.operands, rule.results):
+        for at, dim in enumerate(dims):
+            for factor in dim:
+                places.setdefault(factor, []).append((value, at, rule.outer_inner(dim, factor)[1]))
+    yield from ((rule.sizes[factor], tuple(found)) for factor, found in places.items())
 
 
 def _clip(region: Region, inner: int, size: int) -> Region:
