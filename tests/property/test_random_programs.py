@@ -9,6 +9,7 @@ import functools
 import random
 from typing import Any
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampled_programs import all_samples, evaluate, random_layout, sampled_program, unequal
@@ -86,7 +87,10 @@ def check(seed: int, num_ops: int, mesh_text: str, *, by_strategy: bool, shared:
     else:
         mesh = Mesh.parse(mesh_text)
         sharded = divided_at_random(program, mesh, rng)
-    want = evaluate(program, tensors)
+    try:
+        want = evaluate(program, tensors)
+    except torch.linalg.LinAlgError:  # a matrix that has no inverse
+        return
     wrong = unequal(run(sharded, mesh, tensors, shared=shared, engine=engine), want, TOLERANCE)
     if wrong:
         nudged = {name: t * (1 + 1e-14) if t.is_floating_point() else t for name, t in tensors.items()}
