@@ -140,6 +140,9 @@ class _Importer:
 
     def _complex(self, node: fx.Node, name: str) -> Callable[..., Any]:
         """Return the row of an op on complex tensors."""
+        unknown = [item.dtype for item in _values(node) if isinstance(item, Tensor) and item.is_complex() and item.dtype not in _REAL]
+        if unknown:
+            raise CaptureError(f"a program cannot hold dtype {unknown[0]}", where=self.origins[node].location, hint="use complex64")
         if name not in COMPLEX:
             what = f"the op {name} has no mapping for complex numbers"
             raise CaptureError(what, where=self.origins[node].location, hint="write it with real and imaginary parts (torch.view_as_real)")

@@ -15,7 +15,9 @@ def _unfold(e: Emitter, x: Value, dim: int, size: int, step: int) -> Value:
 
     A window is cut into parts of `step` elements. Part j of all windows is one run of the dim, from j * step on.
     """
-    dim = dim % x.type.rank if x.type.rank else 0
+    if not x.type.rank:
+        return sliced(e, e.reshape(x, (1,)), 0, 0, size)
+    dim %= x.type.rank
     count, num_parts = e.out.shape[dim], -(-size // step)
     x = padded(e, x, dim, 0, (count + num_parts - 1) * step - x.type.shape[dim])
     parts = []
@@ -30,6 +32,8 @@ def _unfold(e: Emitter, x: Value, dim: int, size: int, step: int) -> Value:
 
 def _unfold_grad(e: Emitter, g: Value, shape: Sequence[int], dim: int, size: int, step: int) -> Value:
     """Return the gradient of `_unfold`: each part of the windows put back where it was cut, and summed."""
+    if not shape:
+        return e.sum(g, (0,))
     dim %= len(shape)
     count, num_parts, rank = g.type.shape[dim], -(-size // step), g.type.rank
     g = e.transpose(g, (*range(dim + 1), rank - 1, *range(dim + 1, rank - 1)))
