@@ -10,7 +10,7 @@ Only those classes themselves take part: others, subclasses too, may look at a p
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -181,19 +181,18 @@ class _Folder:
             group["params"] = parameters
         if not update.members or update.start is None:
             return
-        made = dict.fromkeys(_nodes_after(update.start))
+        made = {node: at for at, node in enumerate(_nodes_after(update.start))}
         leaves = {node for members in update.members for node in members[0].nodes.values()}
         for members in update.members:
             self.copy(optimizer, members, made, leaves)
         _in_order(optimizer, update.known)
 
-    def copy(self, optimizer: Optimizer, members: Sequence[_Member], made: dict[fx.Node, None], leaves: set[fx.Node]) -> None:
+    def copy(self, optimizer: Optimizer, members: Sequence[_Member], made: Mapping[fx.Node, int], leaves: set[fx.Node]) -> None:
         first = members[0]
         new = self.tensors(optimizer, first.parameter)
         _check_apart(new)
         ends = {role: self.end(tensor) for role, tensor in new.items()}
-        own = set(first.nodes.values())
-        path = _made_of(ends.values(), made, own, leaves - own)
+        path = _made_of(ends.values(), made, set(first.nodes.values()), leaves)
         for member in members[1:]:
             copies = dict(zip(first.nodes.values(), member.nodes.values(), strict=True))
             for node in path:
@@ -272,11 +271,11 @@ def _check_apart(tensors: Mapping[str, Tensor]) -> None:
         raise NotApartError("an optimizer's tensors of one parameter share memory")
 
 
-def _made_of(ends: Any, made: dict[fx.Node, None], own: set[fx.Node], others: set[fx.Node]) -> list[fx.Node]:  # an iterable of nodes
-    """Return those of the nodes `made` that the ends depend on, in the graph's order.
+def _made_of(ends: Iterable[fx.Node], made: Mapping[fx.Node, int], own: set[fx.Node], leaves: set[fx.Node]) -> list[fx.Node]:
+    """Return those of the nodes `made`, each with its place in the graph, that the ends depend on, in the graph's order.
 
     Raises:
-        NotApartError: if one of `others` is among what they depend on, or a tensor that is neither one parameter's own nor a number.
+        NotApartError: if other `leaves` than its `own` are among what they depend on, or other tensors that are no numbers.
     """
     found: set[fx.Node] = set()
     queue = list(ends)
@@ -284,12 +283,12 @@ def _made_of(ends: Any, made: dict[fx.Node, None], own: set[fx.Node], others: se
         node = queue.pop()
         value = node.meta.get("val")
         is_large = isinstance(value, Tensor) and value.numel() > 1
-        if node in others or (is_large and node not in made and node not in own):
+        if node not in own and (node in leaves or (is_large and node not in made)):
             raise NotApartError(f"an optimizer's update combines {node} with other parameters")
         if node in made and node not in found:
             found.add(node)
             queue += node.all_input_nodes
-    return [node for node in made if node in found]
+    return sorted(found, key=made.__getitem__)
 
 
 def _in_order(optimizer: Optimizer, known: Sequence[Tensor]) -> None:

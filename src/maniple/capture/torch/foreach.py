@@ -20,16 +20,12 @@ def _norm(x: Tensor, order: Any = 2, dtype: torch.dtype | None = None) -> Any:
     return torch.linalg.vector_norm(x, order, dtype=dtype)
 
 
-def _power(base: Any, exponent: Any) -> Any:
-    return torch.pow(base, exponent)
-
-
 def _single(name: str) -> Callable[..., Any] | None:
     """Return what does to one tensor as `torch._foreach_NAME` does to many; None if there is nothing."""
     if name == "norm":
         return _norm
     if name == "pow":
-        return _power
+        return torch.pow  # the base may be a number
     found: Callable[..., Any] | None = getattr(Tensor, name, None)
     plain = name.rstrip("_")
     if plain not in _TWO_TENSORS:
