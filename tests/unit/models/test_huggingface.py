@@ -51,7 +51,7 @@ def test_workload_of_a_config(tmp_path: Path, fake: bool) -> None:
         ({"architectures": ["BertForTokenClassification"], **BERT}, {"labels": (2, 4)}, "each token"),
         ({"architectures": ["BertForSequenceClassification"], **BERT}, {"labels": (2,)}, "each row"),
         ({"architectures": ["BertForQuestionAnswering"], **BERT}, {"start_positions": (2,), "end_positions": (2,)}, "an answer"),
-        ({"architectures": ["BertModel"], **BERT}, {"input_ids": (2, 4)}, "no labels: mean squares of last_hidden_state, pooler_output"),
+        ({"architectures": ["BertModel"], **BERT}, {"input_ids": (2, 4)}, "small last_hidden_state, pooler_output: mean squares"),
         ({"architectures": ["ViTForImageClassification"], **VIT}, {"pixel_values": (2, 3, 8, 8), "labels": (2,)}, "each row"),
         ({"architectures": ["ViTForMaskedImageModeling"], **VIT, "encoder_stride": 4}, {"bool_masked_pos": (2, 4)}, "masked patches"),
         (

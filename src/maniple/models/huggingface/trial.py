@@ -91,7 +91,7 @@ def find_batch(model: nn.Module, sizes: Sizes, mode: FakeTensorMode | None) -> F
         trials.count = 0
         outputs = trials.call(inputs) or {}
         if outputs:
-            return Found(inputs, f"no labels: mean squares of {', '.join(outputs)} as a loss", has_loss=False)
+            return Found(inputs, f"small {', '.join(outputs)}: mean squares, for want of labels that can be made", has_loss=False)
     told = " ".join(str(trials.problem).split())[:300] if trials.problem else "it returns no tensor that depends on a parameter"
     raise ModelError(f"{kind} does not run on a batch made from its config: {told}", hint="FILE.py:FUNCTION makes its own batch")
 
