@@ -189,3 +189,15 @@ def test_an_error_on_norms_is_refused() -> None:
     with pytest.raises(CaptureError, match="norm is not finite") as raised:
         capture(step, (model, SGD(model.parameters(), lr=0.1)), (batch(),))
     assert "GradScaler" in raised.value.hint
+
+
+def test_loading_state_compiles_nothing_anew() -> None:
+    model = net(nn.Linear(3, 3))
+    optimizer = Adam(model.parameters(), lr=0.1)
+    runner = Runner(updating(lambda _model: None), (model, optimizer))
+    for _ in range(3):
+        runner(batch())
+        state = optimizer.state_dict()
+        state["state"] = dict(reversed(state["state"].items()))
+        optimizer.load_state_dict(state)
+    assert len(runner.compiled) == 2

@@ -73,12 +73,14 @@ def _state(bound: Bound) -> Iterator[tuple[str, Hashable]]:
     for name, slot in bound.buffers.items():
         yield name, _kind(slot.get())
     names = bound.parameter_names()
-    for prefix, optimizer in bound.optimizers:
-        for parameter, state in optimizer.state.items():
-            owner = names[id(parameter)]
-            for key, value in state.items():
-                if isinstance(value, Tensor):
-                    yield state_name(prefix, key, owner), _kind(value)
+    entries = (
+        (state_name(prefix, key, names[id(parameter)]), _kind(value))
+        for prefix, optimizer in bound.optimizers
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    )
+    yield from sorted(entries, key=lambda entry: entry[0])  # loading a state changes its order
 
 
 def _modules(bound: Bound) -> Iterator[tuple[str, Hashable]]:
