@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from maniple.ir.program import Op
 from maniple.mesh import Mesh, Sharding
 from maniple.ops import FactorRule, definition
+from maniple.ops.factors import Dim
 from maniple.shard.options import Along, Option, Split, lay, replicated
 
 
@@ -57,7 +58,18 @@ def _fits(op: Op, rule: FactorRule, chosen: Mapping[str, Option], mesh: Mesh) ->
             if len({(split.blocks, split.unit) for _, split in shared}) > 1:
                 return False
             ways = math.prod(mesh.size(axis) for axis, _ in shared)
-            size = rule.sizes.get(chosen[shared[0][0]].name, 0)
-            if len(shared) > 1 and len(dims[at]) > 1 and (size % ways or value.type.shape[at] % ways):
-                return False
+            axis, split = shared[0]
+            if len(shared) > 1 and len(dims[at]) > 1:
+                granules = _granules(rule, dims[at], chosen[axis].name, split)
+                if not granules or granules % ways or value.type.shape[at] % ways:
+                    return False
     return True
+
+
+def _granules(rule: FactorRule, dim: Dim, factor: str, split: Split) -> int:
+    """Return how many units of `factor` a block of it has, as `split` sees them; 0 where it is not of whole units."""
+    if factor not in dim:
+        return 0
+    outer, inner = rule.outer_inner(dim, factor)
+    granule = max(split.blocks // outer, 1) * max(split.unit // inner, 1)
+    return 0 if rule.sizes[factor] % granule else rule.sizes[factor] // granule
