@@ -17,6 +17,7 @@ from maniple.capture.torch.hyperparameters import Number, NumberGuard
 from maniple.capture.torch.importer import import_trace
 from maniple.capture.torch.patches import collection_paused
 from maniple.capture.torch.state import Slot, find_bound
+from maniple.capture.torch.swap import Mode
 from maniple.capture.torch.trace import trace_step
 from maniple.ir.program import Program
 
@@ -37,6 +38,7 @@ class Captured:
         guards: conditions on hyperparameters under which the program is right.
         signature: everything else under which it is right.
         conditional: of state that the step creates only if its update takes place, the name of the boolean output that says so.
+        modes: train or eval mode of modules that the step puts in another one.
     """
 
     program: Program
@@ -48,6 +50,7 @@ class Captured:
     guards: tuple[NumberGuard, ...]
     signature: Signature
     conditional: Mapping[str, str]
+    modes: tuple[Mode, ...]
 
     def left_out(self, outputs: Mapping[str, Tensor]) -> list[str]:
         """Return the names of state that a step did not create, as its update did not take place."""
@@ -68,7 +71,12 @@ class Captured:
         return {number.name: number.get() for number in self.numbers}
 
     def note_step(self) -> None:
-        """Tell learning rate schedulers that the optimizers have stepped; they warn if they step first."""
+        """Put modules in the mode that the step leaves them in, and tell learning rate schedulers that the optimizers have stepped.
+
+        They warn if they step first.
+        """
+        for mode in self.modes:
+            mode.set()
         for number in self.numbers:
             number.optimizer._opt_called = True  # type: ignore[attr-defined]  # what LRScheduler looks for
 
@@ -117,7 +125,7 @@ def capture(step_fn: Callable[..., object], bound: Sequence[object], args: Seque
         raise CaptureError(f"the step changes what it depends on: {changed}", hint="keep counters and schedules outside of the step")
     return Captured(
         program, slots, tuple(slot.name for slot in trace.created), trace.numbers, structure, trace.result, trace.guards, before,
-        trace.conditional,
+        trace.conditional, trace.modes,
     )  # fmt: skip
 
 

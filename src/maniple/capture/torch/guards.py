@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from maniple.capture.torch.batch import batch_structure
 from maniple.capture.torch.hyperparameters import LIFTED
 from maniple.capture.torch.others import INITIAL
-from maniple.capture.torch.plain import Kept, Same, keep, keep_fields, spelled
+from maniple.capture.torch.plain import ANY, Kept, Same, keep, keep_fields, spelled
 from maniple.capture.torch.state import Bound, find_bound, state_name
+from maniple.capture.torch.surroundings import surroundings
 
 Signature = tuple[tuple[str, Hashable], ...]
 """Pairs of what it is, in the user's words, and its value."""
@@ -35,7 +35,7 @@ def signature(step_fn: Callable[..., object], bound: Sequence[object], args: Seq
     Structure, shapes, dtypes and Python values of the batch; of parameters and buffers shapes, dtypes and requires_grad; train or
     eval mode, hooks and plain attributes of every module (numbers, texts, functions, and containers and records of them); every
     entry of the parameter groups but lr, betas and momentum; which optimizer state exists; plain attributes of other arguments;
-    plain values and tensors that the step's own code takes from around it; the default dtype and autocast.
+    plain values and tensors that the step's code takes from around it, see `surroundings`; the default dtype and autocast.
 
     Args:
         step_fn: the user's step.
@@ -46,7 +46,9 @@ def signature(step_fn: Callable[..., object], bound: Sequence[object], args: Seq
         CaptureError: if the batch holds something that is neither tensor nor plain value.
     """
     found = find_bound(step_fn, bound)
-    parts = _batch(args), _state(found), _modules(found), _groups(found), _others(found), _surroundings(step_fn), _modes()
+    watched = {id(item) for _, item in (*found.all_modules(), *found.optimizers, *found.others)}
+    watched |= {id(slot.get()) for slot in found.slots()}
+    parts = _batch(args), _state(found), _modules(found), _groups(found), _others(found), surroundings(step_fn, watched), _modes()
     return tuple(item for part in parts for item in part)
 
 
@@ -88,7 +90,7 @@ def _modules(bound: Bound) -> Iterator[tuple[str, Hashable]]:
     for path, module in bound.all_modules():
         attributes = vars(module)
         own = [(key, value) for key, value in attributes.items() if key not in _OF_EVERY_MODULE]
-        plain: list[tuple[str, Hashable]] = [(key, kept) for key, value in own if (kept := keep(value, records)) is not None]
+        plain: list[tuple[str, Hashable]] = [(key, kept) for key, value in own if (kept := keep(value, records, names=ANY)) is not None]
         plain += [(key, tuple(attributes[key])) for key in _HOOKS if attributes[key]]
         yield f"module {path or 'model'}", (Same(type(module)), *plain)
 
@@ -100,7 +102,7 @@ def _groups(bound: Bound) -> Iterator[tuple[str, Hashable]]:
         for key in _OPTIMIZER_HOOKS:
             yield f"{prefix}.{key}", tuple(vars(optimizer).get(key, ()))
         for number, group in enumerate(optimizer.param_groups):
-            for key, value in group.items():
+            for key, value in sorted(group.items()):
                 label = f"{prefix}.param_groups[{number}][{key!r}]"
                 if key == "params":
                     yield label, tuple(names[id(parameter)] for parameter in value)
@@ -117,34 +119,6 @@ def _others(bound: Bound) -> Iterator[tuple[str, Hashable]]:
         if kept is None and not isinstance(value, LRScheduler):  # of a scheduler the step may ask nothing
             ignored = INITIAL if isinstance(value, GradScaler) else ()
             yield from ((f"{label}.{name}", item) for name, item in keep_fields(value) if name not in ignored)
-
-
-def _surroundings(step_fn: Any) -> Iterator[tuple[str, Hashable]]:
-    """Yield the plain values and tensors among the outer variables and globals that the step's code itself names."""
-    while isinstance(step_fn, functools.partial):
-        yield from _named({f"argument {name}": value for name, value in step_fn.keywords.items()})
-        step_fn = step_fn.func
-    function = getattr(step_fn, "__func__", step_fn)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    yield from _named({name: cell.cell_contents for name, cell in cells if _is_filled(cell)})
-    yield from _named({name: function.__globals__[name] for name in code.co_names if name in function.__globals__})
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # what a cell without contents raises
-        return False
-
-
-def _named(values: dict[str, object]) -> Iterator[tuple[str, Hashable]]:
-    for name, value in values.items():
-        kept = Same(value) if isinstance(value, Tensor) else keep(value)
-        if kept is not None:
-            yield f"variable {name}", kept
 
 
 def _modes() -> Iterator[tuple[str, Hashable]]:

@@ -6,8 +6,9 @@ import argparse
 import dataclasses
 import enum
 import functools
+import sys
 import types
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -19,6 +20,25 @@ _PLAIN: Final = frozenset({
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
 })  # fmt: skip
 _FUNCTIONS: Final = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type})
+_LOOKED_AT_ELSEWHERE: Final = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_OWN_MODULES: Final = frozenset({"torch", "numpy", "maniple"})
+
+
+class _Any(frozenset[str]):
+    """Holds every name."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __bool__(self) -> bool:
+        return True
+
+
+ANY: Final = _Any()
+"""All names."""
+
 _RECORDS: Final = (types.SimpleNamespace, argparse.Namespace)
 
 
@@ -44,7 +64,7 @@ class Same:
         return str(getattr(self.value, "__name__", type(self.value).__name__))
 
 
-def keep(value: object, records: dict[int, Kept] | None = None) -> Kept | None:
+def keep(value: object, records: dict[int, Kept] | None = None, *, names: Collection[str] = ()) -> Kept | None:
     """Return what to compare of a value: all of a number, text or container of them, the identity of a function.
 
     Of records (dataclasses, namespaces) the fields of which anything is kept. None for everything else, and for what holds it.
@@ -55,24 +75,42 @@ def keep(value: object, records: dict[int, Kept] | None = None) -> Kept | None:
     Args:
         value: what to compare.
         records: what was kept of records by identity, so that one that many modules hold is looked at once; added to.
+        names: fields of objects of other classes to look at: those that code names, or `ANY`; none: such objects are not looked at.
+            With names, tensors are kept by identity; with `ANY` they are not kept.
     """
     kind = type(value)
     if kind in _PLAIN:
         return kind, value
-    if kind in _FUNCTIONS or isinstance(value, enum.Enum | type):
+    by_identity = isinstance(value, torch.Tensor) and names and names is not ANY
+    if kind in _FUNCTIONS or isinstance(value, enum.Enum | type) or by_identity:
         return kind, Same(value)
     if isinstance(value, (tuple, list, Mapping)):
         items = (part for pair in value.items() for part in pair) if isinstance(value, Mapping) else value
-        return _kept_items(kind, items, records)
+        return _kept_items(kind, items, records, names)
     if isinstance(value, set | frozenset):
         return (kind, frozenset(value)) if all(type(item) in _PLAIN for item in value) else None
-    if is_record(value):
+    if is_record(value) or (names and _is_object(value)):
         records = {} if records is None else records
         if id(value) not in records:
             records[id(value)] = kind, ()  # what a record finds that holds itself
-            records[id(value)] = kind, keep_fields(value, records)
+            records[id(value)] = kind, keep_fields(value, records, names=names)
         return records[id(value)]
     return None
+
+
+def _is_object(value: object) -> bool:
+    """Return whether `value` is of a class of the user's or a library's, but no part of a model or its training."""
+    return is_foreign(type(value).__module__) and not isinstance(value, _LOOKED_AT_ELSEWHERE) and hasattr(value, "__dict__")
+
+
+def is_foreign(module: object) -> bool:
+    """Return whether a module is neither Python's nor PyTorch's own.
+
+    >>> is_foreign("logging.handlers"), is_foreign("torch.nn"), is_foreign("trainer")
+    (False, False, True)
+    """
+    root = str(module).partition(".")[0]
+    return root == "__main__" or (root not in _OWN_MODULES and root not in sys.stdlib_module_names)
 
 
 def is_record(value: object) -> bool:
@@ -80,22 +118,24 @@ def is_record(value: object) -> bool:
     return isinstance(value, _RECORDS) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
-def _kept_items(kind: type, items: Iterable[object], records: dict[int, Kept] | None) -> Kept | None:
+def _kept_items(kind: type, items: Iterable[object], records: dict[int, Kept] | None, names: Collection[str]) -> Kept | None:
     found = []
     for item in items:
-        kept = keep(item, records)
+        kept = keep(item, records, names=names)
         if kept is None:
             return None
         found.append(kept)
     return kind, tuple(found)
 
 
-def keep_fields(owner: object, records: dict[int, Kept] | None = None) -> tuple[tuple[str, Kept], ...]:
-    """Return the attributes of an object of which anything is kept, with that; `records` as for `keep`."""
+def keep_fields(owner: object, records: dict[int, Kept] | None = None, *, names: Collection[str] = ()) -> tuple[tuple[str, Kept], ...]:
+    """Return the attributes of an object of which anything is kept, with that; `records` and `names` as for `keep`."""
     found: Mapping[str, Any] = getattr(owner, "__dict__", {})
     if dataclasses.is_dataclass(owner) and not isinstance(owner, type):
         found = {**{item.name: getattr(owner, item.name, None) for item in dataclasses.fields(owner)}, **found}
-    return tuple((name, kept) for name, value in found.items() if (kept := keep(value, records)) is not None)
+    if names and not is_record(owner):
+        found = {name: value for name, value in found.items() if name in names}
+    return tuple((name, kept) for name, value in found.items() if (kept := keep(value, records, names=names)) is not None)
 
 
 def spelled(kept: object) -> str:

@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -35,7 +36,7 @@ _MOVE: Final = "keep counters, schedules and caches outside of the step, or regi
 class Attributes:
     """A copy of the attributes of one object."""
 
-    def __init__(self, label: str, owner: object) -> None:
+    def __init__(self, label: str, owner: Any) -> None:
         """Copy the attributes of `owner`, which messages call `label`."""
         self.label, self.owner = label, owner
         self.before = dict(vars(owner))
@@ -45,8 +46,13 @@ class Attributes:
     def changed(self) -> list[str]:
         """Return the names of the attributes that differ now."""
         now = vars(self.owner)
-        names = [key for key in (*self.before, *now) if key not in self.ignored]
+        names = [key for key in (*self.before, *now) if key not in self.ignored and not (key == "training" and self.has_new_mode())]
         return [f"{self.label}.{key}" for key in dict.fromkeys(names) if not self._is_same(key, now)]
+
+    def has_new_mode(self) -> bool:
+        """Return whether this is a module that was put in train or eval mode."""
+        now = vars(self.owner).get("training")
+        return isinstance(self.owner, nn.Module) and isinstance(now, bool) and now is not self.before["training"]
 
     def _is_same(self, key: str, now: Mapping[str, object]) -> bool:
         if key not in now or key not in self.before:
@@ -101,9 +107,25 @@ def _watched(bound: Bound) -> list[Attributes]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Train or eval mode, as a step leaves it in a module."""
+
+    module: nn.Module
+    training: bool
+
+    def set(self) -> None:
+        """Put the module in the mode."""
+        self.module.training = self.training
+
+
 @contextmanager
-def unchanged(bound: Bound) -> Iterator[None]:
-    """Restore Python state, random state and the default dtype; refuse a step that changed any.
+def unchanged(bound: Bound, modes: list[Mode]) -> Iterator[None]:
+    """Restore Python state, random state and the default dtype; refuse a step that changed any, but for train and eval mode.
+
+    Args:
+        bound: the user's objects.
+        modes: what the step sets to another mode than before is added to it.
 
     Raises:
         CaptureError: if an attribute of a module, optimizer or other argument is another than before, or random numbers were drawn
@@ -115,6 +137,7 @@ def unchanged(bound: Bound) -> Iterator[None]:
     numpy_state = numpy.random.get_state() if numpy else None
     try:
         yield
+        modes += [Mode(entry.owner, entry.owner.training) for entry in watched if entry.has_new_mode()]
         changed = [name for entry in watched for name in entry.changed()]
         if changed:
             raise CaptureError(f"the step changes {', '.join(f'`{name}`' for name in changed[:5])}", hint=_MOVE)

@@ -42,7 +42,7 @@ from maniple.capture.torch.promote import PromoteFloat64
 from maniple.capture.torch.quick import Memory, QuickFunctional, calls_remembered
 from maniple.capture.torch.scaler import Predicated
 from maniple.capture.torch.state import Bound, OptimizerSlot, Slot, check_tensor, state_name
-from maniple.capture.torch.swap import swapped_modules, swapped_optimizers, unchanged
+from maniple.capture.torch.swap import Mode, swapped_modules, swapped_optimizers, unchanged
 from maniple.ir.program import InputKind
 
 _ZEROS = ("aten.zeros_like.default", "aten.zero.default", "aten.zeros.default", "aten.new_zeros.default")
@@ -73,6 +73,7 @@ class Trace:
         numbers: hyperparameters among the inputs.
         guards: conditions on them under which the graph is right.
         conditional: state that only exists if a boolean output says so, to that output's name.
+        modes: train or eval mode of modules that the step puts in another one.
     """
 
     module: fx.GraphModule
@@ -84,6 +85,7 @@ class Trace:
     numbers: tuple[Number, ...]
     guards: tuple[NumberGuard, ...]
     conditional: dict[str, str]
+    modes: tuple[Mode, ...]
 
 
 @dataclass
@@ -109,6 +111,7 @@ class _Tracer:
     result: ResultStructure | None = None
     python_state: dict[tuple[int, str, str], object] = field(default_factory=dict)
     conditional: dict[str, str] = field(default_factory=dict)
+    modes: list[Mode] = field(default_factory=list)
     position: StepPosition = field(init=False)
     predicated: Predicated = field(init=False)
 
@@ -151,7 +154,7 @@ class _Tracer:
     @contextmanager
     def _replaced(self, symbols: Mapping[Number, torch.SymFloat], functional: QuickFunctional) -> Iterator[None]:
         with (
-            unchanged(self.bound),
+            unchanged(self.bound, self.modes),
             swapped_modules(self.bound, self.traced),
             swapped_optimizers(self.bound, self.traced, symbols),
             self.predicated.taken(),
@@ -213,7 +216,11 @@ class _Tracer:
                 self.gradients[name] = _unwrap_tensor(grad)
 
     def _check_gradients(self) -> None:
-        """Raise if the step leaves gradients to which its next run would add."""
+        """Raise if the step leaves gradients to which its next run would add, or parameters frozen that were not, or the reverse."""
+        for name, parameter in self.bound.parameters.items():
+            if self.traced[name].requires_grad != parameter.requires_grad:
+                what = f"the step changes `{name}.requires_grad`"
+                raise CaptureError(what, hint="freeze parameters outside of the step; what it changes it must change back")
         for name in self.uncleared:
             grad = self.traced[name].grad
             if grad is not None and not _is_zeros(_unwrap_tensor(grad)):
@@ -358,5 +365,5 @@ def _trace_step(
     assert tracer.result is not None, "run sets it"
     return Trace(
         module, tracer.inputs, tracer.outputs, list(tracer.gradients), tracer.created, tracer.result,
-        tuple(tracer.numbers), symbols.guards(), tracer.conditional,
+        tuple(tracer.numbers), symbols.guards(), tracer.conditional, tuple(tracer.modes),
     )  # fmt: skip
