@@ -144,7 +144,7 @@ def replaces_a_parameter(model: Any, optimizer: Optimizer, x: Tensor) -> Tensor:
 
 
 def freezes(model: Any, optimizer: Optimizer, x: Tensor) -> Tensor:
-    model.eval()
+    model.fc1.weight.requires_grad_(requires_grad=False)
     return good(model, optimizer, x)
 
 
@@ -172,7 +172,7 @@ CASES = [
     (Mlp, draws_python_numbers, "random numbers", "outside", ""),
     (Mlp, sets_lr, "param_groups[0]['lr']", "outside", ""),
     (Mlp, replaces_a_parameter, "`fc1.weight`", "outside", ""),
-    (Mlp, freezes, "`model.training`", "outside", ""),
+    (Mlp, freezes, "`fc1.weight.requires_grad`", "outside", ""),
     (Counting, good, "`model.counter`", "outside", ""),
     (Remembering, good, "`model.history`", "outside", ""),
 ]
