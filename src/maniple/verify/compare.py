@@ -3,7 +3,7 @@
 The measure of a tensor is the norm of the difference over the larger of its norm and 1e-3 of the norm of all tensors of its kind. The
 tolerance is 1e-9 in float64, or 30 times the same measure between two one-device runs whose parameters differ by one unit in the last
 place if that is larger, but never above 1e-6. Integers must agree exactly. In lower precisions, of which nothing is proved, a tensor may
-always be twice as far away as the nudged run is: some (a bias before a softmax, under Adam) are nothing but rounding errors.
+be twice as far away as the nudged run is, up to `NOISE_CAP`: some (a bias before a softmax, under Adam) are nothing but rounding errors.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ BASE: Final = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e
 
 CAP: Final = {"float64": 1e-6, "float32": 1e-2, "float16": 1e-1, "bfloat16": 2e-1}
 """What no sensitivity excuses."""
+
+NOISE_CAP: Final = 0.9
+"""In lower precisions: below 1, the measure of a tensor that is twice what it should be, or zero."""
 
 SENSITIVITY_FACTOR: Final = 30
 KIND_SHARE: Final = 1e-3
@@ -134,4 +137,4 @@ def _tolerance(want: Tensor, sensitivity: float) -> float:
     tolerance = min(max(base, SENSITIVITY_FACTOR * sensitivity), cap)
     if want.precision == "float64" or not np.isfinite(sensitivity):
         return tolerance
-    return max(tolerance, 2 * sensitivity)
+    return max(tolerance, min(2 * sensitivity, NOISE_CAP))
