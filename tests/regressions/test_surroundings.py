@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import types
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,9 @@ from torch.nn import functional as F
 import maniple
 
 Train = Callable[[nn.Module, torch.optim.Optimizer, dict[str, Tensor]], Tensor]
+
+
+SETTINGS = {"scale": 1.0}
 
 
 class Options:
@@ -39,7 +45,7 @@ class Trainer:
 
 
 class Scaled(nn.Module):
-    """A module that holds such an object."""
+    """A module that holds such an object, and whose forward names a variable of this file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +53,7 @@ class Scaled(nn.Module):
         self.options = Options()
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x) * self.options.scale
+        found: Tensor = self.inner(x) * self.options.scale * SETTINGS["scale"]
         return found
 
 
@@ -112,6 +118,59 @@ def _module_holds_object(model: nn.Module) -> tuple[Train, Callable[[int], None]
     return _plain, lambda n: _rescale(model.options, n)  # type: ignore[arg-type]  # a plain attribute
 
 
+class Slotted:
+    """An object without `__dict__`."""
+
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+def _module_reads_global(model: nn.Module) -> tuple[Train, Callable[[int], None]]:
+    return _plain, lambda n: SETTINGS.update(scale=1.0 / (n + 1))
+
+
+def _reads(holder: Any, get: Callable[[Any], float], put: Callable[[Any, float], object]) -> tuple[Train, Callable[[int], None]]:
+    def train(m: nn.Module, o: torch.optim.Optimizer, b: dict[str, Tensor]) -> Tensor:
+        return _update(F.cross_entropy(m(b["x"]), b["y"]) * get(holder), o)
+
+    put(holder, 1.0)
+    return train, lambda n: put(holder, 1.0 / (n + 1)) and None
+
+
+def _set_item(holder: Any, value: float) -> None:
+    holder[0] = value
+
+
+def _set_scale(holder: Any, value: float) -> None:
+    holder.scale = value
+
+
+def _reads_deque(model: nn.Module) -> tuple[Train, Callable[[int], None]]:
+    return _reads(deque([1.0]), lambda held: held[0], _set_item)
+
+
+def _reads_array(model: nn.Module) -> tuple[Train, Callable[[int], None]]:
+    return _reads(np.ones(3), lambda held: held[0], _set_item)
+
+
+def _reads_slots(model: nn.Module) -> tuple[Train, Callable[[int], None]]:
+    return _reads(Slotted(), lambda held: held.scale, _set_scale)
+
+
+def _reads_class(model: nn.Module) -> tuple[Train, Callable[[int], None]]:
+    return _reads(type("Settings", (), {}), lambda held: held.scale, _set_scale)
+
+
+def _reads_python_module(model: nn.Module) -> tuple[Train, Callable[[int], None]]:
+    return _reads(types.ModuleType("settings"), lambda held: held.scale, _set_scale)
+
+
+def _reads_list_with_a_module(model: nn.Module) -> tuple[Train, Callable[[int], None]]:
+    return _reads([nn.Identity(), Options()], lambda held: held[1].scale, lambda held, value: _set_scale(held[1], value))
+
+
 def _sets_mode(model: nn.Module) -> tuple[Train, Callable[[int], None]]:
     def train(m: nn.Module, o: torch.optim.Optimizer, b: dict[str, Tensor]) -> Tensor:
         m.train()
@@ -127,7 +186,22 @@ def _batches() -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize(
     "make",
-    [_reads_object, _calls_function, _is_method, _uses_loss_module, _reads_list_of_tensors, _module_holds_object, _sets_mode],
+    [
+        _reads_object,
+        _calls_function,
+        _is_method,
+        _uses_loss_module,
+        _reads_list_of_tensors,
+        _module_holds_object,
+        _sets_mode,
+        _module_reads_global,
+        _reads_deque,
+        _reads_array,
+        _reads_slots,
+        _reads_class,
+        _reads_python_module,
+        _reads_list_with_a_module,
+    ],
 )
 def test_a_change_between_steps_is_seen(make: Callable[[nn.Module], tuple[Train, Callable[[int], None]]]) -> None:
     torch.manual_seed(0)

@@ -47,7 +47,8 @@ def signature(step_fn: Callable[..., object], bound: Sequence[object], args: Seq
     """
     found = find_bound(step_fn, bound)
     watched = {id(item) for _, item in (*found.all_modules(), *found.optimizers, *found.others)}
-    parts = _batch(args), _state(found), _modules(found), _groups(found), _others(found), surroundings(step_fn, watched), _modes()
+    around = surroundings(step_fn, watched, [type(module) for _, module in found.all_modules()])
+    parts = _batch(args), _state(found), _modules(found), _groups(found), _others(found), around, _modes()
     return tuple(item for part in parts for item in part)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Any
@@ -14,8 +15,8 @@ from maniple.capture.torch.plain import Same, is_foreign, keep, keep_fields
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
-def surroundings(step_fn: Callable[..., object], watched: Collection[int]) -> Iterator[tuple[str, Hashable]]:
-    """Yield the plain values and tensors that the code of a step names, with what it is called.
+def surroundings(step_fn: Callable[..., object], watched: Collection[int], kinds: Collection[type]) -> Iterator[tuple[str, Hashable]]:
+    """Yield the plain values and tensors that the code of a step and of the user's modules names, with what it is called.
 
     Looked at are outer variables, globals, what partial functions and methods hold, all of these of functions and methods that the code
     names, and of objects the attributes that it names. Code of Python's and PyTorch's own is not looked into.
@@ -23,9 +24,14 @@ def surroundings(step_fn: Callable[..., object], watched: Collection[int]) -> It
     Args:
         step_fn: the user's step.
         watched: identities of modules and other objects that are looked at elsewhere.
+        kinds: classes of the modules. The methods of those that are not installed as part of a package are code of the step.
     """
     found = _Found()
     found.look(step_fn, "")
+    for kind in dict.fromkeys(base for each in dict.fromkeys(kinds) for base in each.mro()):
+        if is_foreign(kind.__module__) and not _is_installed(kind.__module__):
+            for method in vars(kind).values():
+                found.look(method, f"{kind.__qualname__}: ")
     for name, value in found.values.items():
         if id(value) in watched:
             continue
@@ -70,7 +76,7 @@ class _Found:
         owner = getattr(function, "__self__", None)
         function = getattr(function, "__func__", function)
         code = getattr(function, "__code__", None)
-        if code is None or id(code) in self._codes or not is_foreign(function.__module__):
+        if not isinstance(code, types.CodeType) or id(code) in self._codes or not is_foreign(function.__module__):
             return
         self._codes.add(id(code))
         names = set(_names(code))
@@ -87,11 +93,19 @@ class _Found:
             self.values.setdefault(name, value)
             if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
                 self.look(value, f"{name}: ")
+            elif isinstance(value, types.ModuleType) and is_foreign(value.__name__) and not _is_installed(value.__name__):
+                for key in sorted(set(names).intersection(vars(value))):
+                    self.look(getattr(value, key), f"{name}.{key}: ")
             elif is_foreign(type(value).__module__) and not isinstance(value, type | nn.Module):
                 methods = ((key, getattr(type(value), key, None)) for key in (*sorted(names), "__call__"))
                 for key, method in methods:
                     if isinstance(method, types.FunctionType):
                         self.look(method, f"{name}.{key}: ")
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether a Python module is part of an installed package, whose variables are taken to stay as they are."""
+    return "-packages" in str(getattr(sys.modules.get(name), "__file__", ""))  # site-packages, dist-packages
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
