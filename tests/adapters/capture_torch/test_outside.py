@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -99,20 +99,20 @@ def test_teacher_without_gradients() -> None:
 
 def test_no_garbage_is_collected_during_a_trace() -> None:
     """If what a failed trace left is freed in the middle of an op of the next trace, torch stops that."""
-    collected: deque[str] = deque()  # no guard looks into it
-    inside: deque[bool] = deque()
+    collected: SimpleQueue[str] = SimpleQueue()  # no guard looks into it
+    inside: SimpleQueue[str] = SimpleQueue()
 
     def function(_model: nn.Module, x: Tensor) -> Tensor:
-        inside.append(True)
+        inside.put("a call")
         cycles: list[Any] = [[] for _ in range(100)]
         for cycle in cycles:
             cycle.append(cycle)
-        assert not collected
+        assert collected.empty()
         return x * 2
 
     def note(phase: str, _info: dict[str, int]) -> None:
-        if inside:
-            collected.append(phase)
+        if not inside.empty():
+            collected.put(phase)
 
     threshold = gc.get_threshold()
     gc.set_threshold(10)
@@ -123,4 +123,4 @@ def test_no_garbage_is_collected_during_a_trace() -> None:
         gc.callbacks.remove(note)
         gc.set_threshold(*threshold)
     assert gc.isenabled()
-    assert inside
+    assert not inside.empty()
