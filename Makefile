@@ -28,7 +28,7 @@ lint: setup ## style, types, layers
 	$(BIN)/lint-imports
 
 test: lint ## lint, then all tests
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2
 
 demo: setup ## train a character-level GPT on Realm, on two logical devices, and compare with one
 	$(BIN)/maniple train gpt2 --strategy "dp=2" --steps 50 --compare

@@ -113,6 +113,7 @@ def test_what_is_part_of_the_plan_compiles_again(name: str, strategy: str, caplo
     step = run(mine, theirs, strategy, steps=2)
     for model, optimizer in (mine, theirs):
         change(model, optimizer)
+    caplog.clear()
     with caplog.at_level(logging.INFO, "maniple"):
         for number in range(2):
             step(batch_of(number))
@@ -125,6 +126,7 @@ def test_what_is_part_of_the_plan_compiles_again(name: str, strategy: str, caplo
 def test_numbers_that_are_inputs_do_not_compile_again(caplog: pytest.LogCaptureFixture) -> None:
     mine, theirs = pair(*made())
     step = run(mine, theirs, "dp=2", steps=2)
+    caplog.clear()
     with caplog.at_level(logging.INFO, "maniple"):
         for lr, betas in ((0.3, (0.5, 0.9)), (1e-4, (0.8, 0.99))):
             for _, optimizer in (mine, theirs):
@@ -139,6 +141,7 @@ def test_numbers_that_are_inputs_do_not_compile_again(caplog: pytest.LogCaptureF
 def test_another_batch_shape_compiles_again_and_is_remembered(caplog: pytest.LogCaptureFixture) -> None:
     mine, theirs = pair(*made())
     step = run(mine, theirs, "dp=2", steps=2)
+    caplog.clear()
     with caplog.at_level(logging.INFO, "maniple"):
         for rows in (7, 12, 7):  # 7 do not divide by 2
             step(batch_of(0, rows))
