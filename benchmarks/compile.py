@@ -24,6 +24,7 @@ from pages import ROOT, machine, markdown, replace_table
 
 from maniple import Strategy
 from maniple.api.explain import steady_program
+from maniple.api.workloads import load
 from maniple.commands import ExplainConfig, WorkloadConfig
 from maniple.lower import lower
 from maniple.shard.shard import shard
@@ -44,7 +45,7 @@ CASES: Final = (
 )
 """Model, strategy, rows of the batch (None: the model's own)."""
 
-PARTS: Final = ("capture_s", "shard_s", "lower_s", "verify_s")
+PARTS: Final = ("load_s", "capture_s", "shard_s", "lower_s", "verify_s")
 Run = dict[str, Any]
 
 
@@ -52,6 +53,8 @@ def measure(model: str, strategy: str, batch: int | None) -> Run:
     """Return the CPU seconds of each part of one compilation, the plan's size and this process's peak memory."""
     config = ExplainConfig(workload=WorkloadConfig(model=model, batch=batch), strategy=Strategy.parse(strategy))
     marks = [time.process_time()]
+    load(config.workload, fake=True)  # imports PyTorch and the model's code
+    marks.append(time.process_time())
     program = steady_program(config)
     marks.append(time.process_time())
     clean = dce(cse(program))
@@ -91,7 +94,20 @@ def seconds(runs: Sequence[Run], name: str) -> str:
 
 def table(cases: Sequence[Sequence[Run]]) -> str:
     """Return what was measured, a row for each case."""
-    headings = ("model", "strategy", "batch", "captured ops", "ops", "tasks", "capture s", "shard s", "lower s", "verify s", "peak MiB")
+    headings = (
+        "model",
+        "strategy",
+        "batch",
+        "captured ops",
+        "ops",
+        "tasks",
+        "load s",
+        "capture s",
+        "shard s",
+        "lower s",
+        "verify s",
+        "peak MiB",
+    )
     rows = [
         (
             runs[0]["model"],
