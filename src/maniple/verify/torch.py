@@ -92,10 +92,13 @@ def _scheduler(optimizer: Optimizer, num_steps: int) -> OneCycleLR:
     return OneCycleLR(optimizer, max_lr=peaks, total_steps=num_steps + 2, cycle_momentum=cycles)
 
 
-def _leaves(result: object) -> Iterator[tuple[str, Any]]:
+def _leaves(result: object, label: str = "result") -> Iterator[tuple[str, Any]]:
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:
+        name = label + pytree.keystr(path)
         if isinstance(leaf, torch.Tensor | int | float):
-            yield "result" + pytree.keystr(path), leaf
+            yield name, leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, torch.nn.Module | Optimizer):  # a dataclass, or another record
+            yield from _leaves({**leaf} if isinstance(leaf, Mapping) else vars(leaf), name)
 
 
 def first_number(result: object) -> float | None:

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from maniple.base.errors import CaptureError
 from maniple.capture.torch.patches import UNKNOWN
-from maniple.capture.torch.plain import is_record, keep
+from maniple.capture.torch.plain import keep
+from maniple.capture.torch.records import opened
 
 _CONSTANTS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -49,7 +50,7 @@ class BatchStructure:
         Raises:
             CaptureError: if the structure differs.
         """
-        leaves, spec = pytree.tree_flatten(tuple(args))
+        leaves, spec = pytree.tree_flatten(opened(tuple(args)))
         if spec != self.spec:
             raise CaptureError("the batch has another structure than the one that was captured", hint="pass the same keys and lengths")
         return {name: leaf for name, leaf, keep in zip(self.names, leaves, self.is_tensor, strict=True) if keep}
@@ -61,7 +62,7 @@ def batch_structure(args: Sequence[object]) -> tuple[BatchStructure, list[object
     Raises:
         CaptureError: if a leaf is neither a tensor nor a plain Python value.
     """
-    flat, spec = pytree.tree_flatten_with_path(tuple(args))
+    flat, spec = pytree.tree_flatten_with_path(opened(tuple(args)))
     names, leaves = [], []
     for path, leaf in flat:
         text = _path_text(path[1:] if len(args) == 1 else path)
@@ -70,7 +71,7 @@ def batch_structure(args: Sequence[object]) -> tuple[BatchStructure, list[object
         if not isinstance(leaf, (Tensor, *_CONSTANTS)):
             raise CaptureError(
                 f"{names[-1]!r} is a {type(leaf).__name__}",
-                hint="pass tensors and plain Python values in dicts, lists and tuples; make arrays tensors first",
+                hint="pass tensors and plain Python values in containers, dataclasses or objects of your own; make arrays tensors first",
             )
     return BatchStructure(spec, tuple(names), tuple(isinstance(leaf, Tensor) for leaf in leaves)), leaves
 
@@ -112,7 +113,7 @@ def result_structure(result: object) -> tuple[ResultStructure, list[tuple[str, o
         CaptureError: if nothing in it is computed, or something in it would not be computed anew: a text of a number, an object that may
             hold tensors.
     """
-    flat, spec = pytree.tree_flatten_with_path(result)
+    flat, spec = pytree.tree_flatten_with_path(opened(result))
     leaves: list[object] = []
     computed = []
     for path, leaf in flat:
@@ -134,8 +135,8 @@ def _check_constant(name: str, leaf: object, path: Sequence[object]) -> None:
     """Raise unless a part of the result, which will be the same at each step, may be so."""
     if any(UNKNOWN in text for text in (_path_text(path), leaf) if isinstance(text, str)):
         raise CaptureError(f"the step returns a text of a computed number in {name!r}", hint="return the number and format it outside")
-    if not isinstance(leaf, (nn.Module, Optimizer)) and (is_record(leaf) or keep(leaf) is None):
+    if not isinstance(leaf, (nn.Module, Optimizer)) and keep(leaf) is None:
         raise CaptureError(
             f"the step returns a {type(leaf).__name__} in {name!r}",
-            hint="return tensors and plain Python values in dicts, lists and tuples",
+            hint="return tensors and plain Python values in containers, dataclasses or objects of your own",
         )

@@ -22,7 +22,8 @@ _PLAIN: Final = frozenset({
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
 })  # fmt: skip
 _FUNCTIONS: Final = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type})
-_LOOKED_AT_ELSEWHERE: Final = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+LOOKED_AT_ELSEWHERE: Final = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+"""Classes of which guards look at each instance by name."""
 _OWN_MODULES: Final = frozenset({"torch", "numpy", "maniple"})
 
 
@@ -103,7 +104,7 @@ def keep(value: object, records: dict[int, Kept] | None = None, *, names: Collec
 
 def _is_object(value: object) -> bool:
     """Return whether `value` is of a class of the user's or a library's, but no part of a model or its training."""
-    return is_foreign(type(value).__module__) and not isinstance(value, _LOOKED_AT_ELSEWHERE)
+    return is_foreign(type(value).__module__) and not isinstance(value, LOOKED_AT_ELSEWHERE)
 
 
 def _module_name(value: type | types.ModuleType) -> str:
@@ -146,7 +147,7 @@ def _kept_content(value: Any, records: dict[int, Kept] | None, names: Collection
         return (kind, frozenset(value)) if all(type(item) in _PLAIN for item in value) else None
     found = []
     for item in (part for pair in value.items() for part in pair) if isinstance(value, Mapping) else value:
-        is_known = isinstance(item, _LOOKED_AT_ELSEWHERE) and not isinstance(item, torch.Tensor)
+        is_known = isinstance(item, LOOKED_AT_ELSEWHERE) and not isinstance(item, torch.Tensor)
         kept = (type(item), Same(item)) if is_known else keep(item, records, names=names)
         if kept is None:
             return None

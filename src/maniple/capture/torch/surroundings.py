@@ -29,7 +29,7 @@ def surroundings(step_fn: Callable[..., object], watched: Collection[int], kinds
     found = _Found()
     found.look(step_fn, "")
     for kind in dict.fromkeys(base for each in dict.fromkeys(kinds) for base in each.mro()):
-        if is_foreign(kind.__module__) and not _is_installed(kind.__module__):
+        if is_foreign(kind.__module__) and not is_installed(kind.__module__):
             for method in vars(kind).values():
                 found.look(method, f"{kind.__qualname__}: ")
     for name, value in found.values.items():
@@ -93,7 +93,7 @@ class _Found:
             self.values.setdefault(name, value)
             if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
                 self.look(value, f"{name}: ")
-            elif isinstance(value, types.ModuleType) and is_foreign(value.__name__) and not _is_installed(value.__name__):
+            elif isinstance(value, types.ModuleType) and is_foreign(value.__name__) and not is_installed(value.__name__):
                 for key in sorted(set(names).intersection(vars(value))):
                     self.look(getattr(value, key), f"{name}.{key}: ")
             elif is_foreign(type(value).__module__) and not isinstance(value, type | nn.Module):
@@ -103,7 +103,7 @@ class _Found:
                         self.look(method, f"{name}.{key}: ")
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Return whether a Python module is part of an installed package, whose variables are taken to stay as they are."""
     return "-packages" in str(getattr(sys.modules.get(name), "__file__", ""))  # site-packages, dist-packages
 
