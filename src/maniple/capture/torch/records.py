@@ -57,7 +57,8 @@ def _parts(record: Any) -> Iterator[tuple[Part, object]]:
 
 def _closed(parts: Any, context: tuple[type, tuple[Part, ...]]) -> Any:
     kind, places = context
-    record: Any = object.__new__(kind) if not issubclass(kind, dict) else dict.__new__(kind)
+    make: Any = kind  # its own __new__: object's is not for dicts and namespaces
+    record = make.__new__(kind)
     items = record if issubclass(kind, dict) else {}
     if issubclass(kind, UserDict):
         object.__setattr__(record, "data", items)
