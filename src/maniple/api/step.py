@@ -125,6 +125,7 @@ class Step:
             with span(trace, "commit"):
                 _, again = uninterrupted(lambda: binding.commit(outputs))
             self.num_steps += 1
+            self._check_passed(compiled, outputs)
             if interrupted or again:
                 raise KeyboardInterrupt
             with span(trace, "make result"):
@@ -146,6 +147,18 @@ class Step:
                 hint="load a checkpoint: model.load_state_dict(...), optimizer.load_state_dict(...); writing through .data is not seen",
             )
         self._half_updated = None
+
+    def _check_passed(self, compiled: Compiled, outputs: Any) -> None:
+        """Raise what a check in the user's step would have raised, had it run there; until then the step went on.
+
+        Raises:
+            EngineError: naming the check.
+        """
+        where = compiled.binding.failed_check(outputs)
+        if where is not None:
+            self._half_updated = compiled.binding.versions(compiled.plan.updated)
+            what = "a check in the step failed: here it would have raised an error"
+            raise EngineError(what, where=where, hint="step.find_nan(batch) tells where numbers that are not finite come from")
 
     @contextmanager
     def trace(self, trace: Trace | None = None) -> Iterator[Trace]:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from maniple.base.location import Location
 from maniple.capture.torch.captured import Captured
+from maniple.capture.torch.checks import failed
 from maniple.capture.torch.emit import TORCH_DTYPES
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -66,6 +68,10 @@ class Binding:
         """
         found = {name: tensor for name, tensor in self.captured.state().items() if name in names}
         return StateVersions({name: (weakref.ref(tensor), tensor._version) for name, tensor in found.items()})  # public in all but name
+
+    def failed_check(self, outputs: Mapping[str, Tensor]) -> Location | None:
+        """Return where a check of the user's stands that failed in a step; None if all passed."""
+        return failed(self.captured.checks, outputs)
 
     def result(self, outputs: Mapping[str, Tensor]) -> object:
         """Return what the user's step returns."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from maniple.base.errors import CaptureError
+from maniple.base.location import Location
 from maniple.capture.torch.apart import Apart, unchanged_inputs
 from maniple.capture.torch.batch import BatchStructure, ResultStructure, batch_structure
 from maniple.capture.torch.errors import explained
@@ -39,6 +40,7 @@ class Captured:
         signature: everything else under which it is right.
         conditional: of state that the step creates only if its update takes place, the name of the boolean output that says so.
         modes: train or eval mode of modules that the step puts in another one.
+        checks: boolean outputs that must be true, and where the step asks for it; see `checks`.
     """
 
     program: Program
@@ -51,6 +53,7 @@ class Captured:
     signature: Signature
     conditional: Mapping[str, str]
     modes: tuple[Mode, ...]
+    checks: Mapping[str, Location]
 
     def left_out(self, outputs: Mapping[str, Tensor]) -> list[str]:
         """Return the names of state that a step did not create, as its update did not take place."""
@@ -125,7 +128,7 @@ def capture(step_fn: Callable[..., object], bound: Sequence[object], args: Seque
         raise CaptureError(f"the step changes what it depends on: {changed}", hint="keep counters and schedules outside of the step")
     return Captured(
         program, slots, tuple(slot.name for slot in trace.created), trace.numbers, structure, trace.result, trace.guards, before,
-        trace.conditional, trace.modes,
+        trace.conditional, trace.modes, trace.checks,
     )  # fmt: skip
 
 

@@ -1,8 +1,10 @@
-"""Python's functions of numbers, for numbers that are known only when the step runs: `min`, `max`, `torch.tensor`, `torch.as_tensor`."""
+"""Functions of numbers, for numbers that are known only when the step runs: `min`, `max`, `math.isfinite`, `torch.tensor` and the like."""
 
 from __future__ import annotations
 
 import builtins
+import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -35,8 +37,11 @@ def _dtype(values: Any) -> torch.dtype:
 
 def _picking(function: Callable[..., Any], is_better: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """Return `min` or `max` that can pick among numbers that are not known yet, as Python does: the first of equal ones, NaN never wins."""
+    tracing = threading.get_ident()
 
     def pick(*args: Any, **options: Any) -> Any:  # passed on
+        if threading.get_ident() != tracing:
+            return function(*args, **options)
         values = args[0] if len(args) == 1 else args
         if options or not _are_numbers(values):
             return function(*args, **options)
@@ -48,6 +53,17 @@ def _picking(function: Callable[..., Any], is_better: Callable[[Any, Any], Any])
         return best
 
     return pick
+
+
+def _asking(function: Callable[[Any], bool], ask: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+    """Return `math.isnan` or the like that takes a number that is not known yet."""
+
+    def asked(number: Any, /) -> Any:
+        if not isinstance(number, _SYMBOLS):
+            return function(number)
+        return ask(torch.scalar_tensor(number, dtype=torch.float64)).item()  # type: ignore[arg-type]  # takes symbols too
+
+    return asked
 
 
 def _making(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -106,10 +122,13 @@ def _cumulative_averages() -> Iterator[None]:
 
 @contextmanager
 def numbers_computed() -> Iterator[None]:
-    """Let `min`, `max`, `torch.tensor` and `torch.as_tensor` take numbers that are known only when the step runs."""
+    """Let `min`, `max`, `math.isfinite`, `torch.tensor` and their like take numbers that are known only when the step runs."""
     with (
         replaced(builtins, "min", _picking(builtins.min, lambda value, best: value < best)),
         replaced(builtins, "max", _picking(builtins.max, lambda value, best: value > best)),
+        replaced(math, "isnan", _asking(math.isnan, torch.isnan)),
+        replaced(math, "isinf", _asking(math.isinf, torch.isinf)),
+        replaced(math, "isfinite", _asking(math.isfinite, torch.isfinite)),
         replaced(torch, "tensor", _making(torch.tensor)),
         replaced(torch, "as_tensor", _making(torch.as_tensor)),
         _cumulative_averages(),

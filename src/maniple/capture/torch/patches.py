@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler
 
 from maniple.base.errors import CaptureError
@@ -110,23 +109,6 @@ def numbers_refused() -> Iterator[None]:
     with ExitStack() as stack:
         for name in ("numpy", "tolist"):
             stack.enter_context(replaced(torch.Tensor, name, _refusal(name)))
-        yield
-
-
-def _checked_norm(function: Callable[..., Any]) -> Callable[..., Any]:
-    def norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None) -> Any:  # noqa: FBT001, FBT002  # torch's own
-        if error_if_nonfinite:
-            hint = "pass error_if_nonfinite=False, return the norm, and look at it outside; or use a torch.amp.GradScaler"
-            raise CaptureError("the step raises an error if a norm is not finite", hint=hint)
-        return function(tensors, norm_type, error_if_nonfinite, foreach)
-
-    return norm
-
-
-@contextmanager
-def norms_unchecked() -> Iterator[None]:
-    """Refuse to clip gradients with an error if their norm is not finite: a program raises none."""
-    with replaced(clip_grad, "_get_total_norm", _checked_norm(clip_grad._get_total_norm)):
         yield
 
 

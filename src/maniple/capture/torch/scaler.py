@@ -31,14 +31,14 @@ class Predicated:
     Attributes:
         bound: what the step works on.
         traced: the traced tensors of its state, by name.
-        conditions: of each such update a boolean: whether it takes place.
-        created: state that such an update creates, by optimizer, parameter and key, to the number of its condition.
+        conditions: of each such update, by the name of its output, a boolean: whether it takes place.
+        created: state that such an update creates, by optimizer, parameter and key, to the name of its condition.
     """
 
     bound: Bound
     traced: Mapping[str, Tensor]
-    conditions: list[Tensor] = field(default_factory=list)
-    created: dict[tuple[int, int, str], int] = field(default_factory=dict)
+    conditions: dict[str, Tensor] = field(default_factory=dict)
+    created: dict[tuple[int, int, str], str] = field(default_factory=dict)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -85,8 +85,9 @@ class Predicated:
             for tensor, old in before:
                 if _held(tensor) is not old:
                     tensor.copy_(torch.where(condition, tensor.detach(), FunctionalTensor.to_functional(old)))
-        self.created.update((entry, len(self.conditions)) for entry in _entries(optimizer) if entry not in known)
-        self.conditions.append(condition)
+        name = f"update.{len(self.conditions)}"
+        self.created.update((entry, name) for entry in _entries(optimizer) if entry not in known)
+        self.conditions[name] = condition
         return result
 
 

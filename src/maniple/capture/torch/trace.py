@@ -21,8 +21,10 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, m
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from maniple.base.errors import CaptureError
+from maniple.base.location import Location
 from maniple.capture.torch.batch import BatchStructure, ResultStructure, result_structure
 from maniple.capture.torch.branches import branches_merged, check_optimizers
+from maniple.capture.torch.checks import Checks
 from maniple.capture.torch.fake import FakeTensors
 from maniple.capture.torch.fold import NotApartError, updates_folded
 from maniple.capture.torch.foreach import lists_unrolled
@@ -33,7 +35,6 @@ from maniple.capture.torch.patches import (
     backward_watched,
     checkpoint_traced_through,
     compiled_traced_through,
-    norms_unchecked,
     numbers_refused,
     schedulers_refused,
     texts_marked,
@@ -74,6 +75,7 @@ class Trace:
         guards: conditions on them under which the graph is right.
         conditional: state that only exists if a boolean output says so, to that output's name.
         modes: train or eval mode of modules that the step puts in another one.
+        checks: boolean outputs that must be true, and where the step asks for it.
     """
 
     module: fx.GraphModule
@@ -86,6 +88,7 @@ class Trace:
     guards: tuple[NumberGuard, ...]
     conditional: dict[str, str]
     modes: tuple[Mode, ...]
+    checks: dict[str, Location]
 
 
 @dataclass
@@ -114,10 +117,12 @@ class _Tracer:
     modes: list[Mode] = field(default_factory=list)
     position: StepPosition = field(init=False)
     predicated: Predicated = field(init=False)
+    checks: Checks = field(init=False)
 
     def __post_init__(self) -> None:
         self.predicated = Predicated(self.bound, self.traced)
         self.position = StepPosition(self.bound.scopes)
+        self.checks = Checks(_Tracer.run.__code__)
 
     def collect(self, mode: FakeTensorMode, symbols: Symbols) -> None:
         """Make the placeholders: state, numbers, batch, and the gradients from before the step."""
@@ -163,9 +168,9 @@ class _Tracer:
             checkpoint_traced_through(),
             numbers_refused(),
             lists_unrolled(),
-            norms_unchecked(),
             compiled_traced_through(),
             numbers_computed(),
+            self.checks.taken(),
             branches_merged(self.bound),
             texts_marked(),
             backward_watched(self.position, self._before_backward, self._after_backward),
@@ -229,7 +234,8 @@ class _Tracer:
     def _collect_outputs(self, result: object) -> list[Any]:
         self.result, computed = result_structure(result)
         outputs = [*self._state_outputs(), *self._optimizer_outputs(), *computed]
-        outputs += [(name, self.predicated.conditions[int(name.rpartition(".")[2])]) for name in dict.fromkeys(self.conditional.values())]
+        outputs += [(name, self.predicated.conditions[name]) for name in dict.fromkeys(self.conditional.values())]
+        outputs += self.checks.passed.items()
         self.outputs = [name for name, _ in outputs]
         return [_unwrap(value) for _, value in outputs]
 
@@ -257,7 +263,7 @@ class _Tracer:
                             self.created.append(OptimizerSlot(name, optimizer, self.bound.parameters[owner], key))
                             condition = self.predicated.created.get((id(optimizer), id(parameter), key))
                             if condition is not None:
-                                self.conditional[name] = f"update.{condition}"
+                                self.conditional[name] = condition
                     elif self._python_state(optimizer, owner, key) != value:
                         what = f"optimizer state `{name}` is a Python value that changes"
                         raise CaptureError(what, hint="use an optimizer whose state is tensors")
@@ -366,4 +372,5 @@ def _trace_step(
     return Trace(
         module, tracer.inputs, tracer.outputs, list(tracer.gradients), tracer.created, tracer.result,
         tuple(tracer.numbers), symbols.guards(), tracer.conditional, tuple(tracer.modes),
+        tracer.checks.locations,
     )  # fmt: skip

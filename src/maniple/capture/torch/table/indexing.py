@@ -20,8 +20,10 @@ def _embedding(e: Emitter, table: Value, ids: Value, _padding: int = -1, _scale:
 
 
 def _embedding_grad(e: Emitter, g: Value, ids: Value, _size: int, padding: int, scale: bool) -> Value:
-    if scale:
-        raise NotImplementedError("scale_grad_by_freq")
+    if scale:  # each row's gradient is the mean over its uses
+        ones = e.full(1, TensorType(g.type.dtype, ids.type.shape))
+        uses = e("gather", e("scatter_sum", ones, ids, like=TensorType(g.type.dtype, e.out.shape[:1]), batch=0), ids, batch=0)
+        g = e.elementwise("divide", g, e.reshape(uses, (*ids.type.shape, 1)))
     return e("embedding_grad", g, ids, like=e.out, padding_idx=padding)
 
 

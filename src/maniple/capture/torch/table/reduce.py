@@ -148,6 +148,8 @@ REDUCE: Final[dict[str, Callable[..., Any]]] = {
     "aten.argmax.default": _arg_extreme("reduce_max"),
     "aten.argmin.default": _arg_extreme("reduce_min"),
     **{f"aten.any.{form}": _truth("reduce_max") for form in ("default", "dim", "dims")},
+    "aten._is_any_true.default": _truth("reduce_max"),
+    "aten._is_all_true.default": _truth("reduce_min"),
     **{f"aten.all.{form}": _truth("reduce_min") for form in ("default", "dim", "dims")},
     "aten.var.correction": _var,
     "aten.std.correction": _std,

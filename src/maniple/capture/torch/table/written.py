@@ -145,6 +145,14 @@ def _normal(mean: Tensor | float, std: Tensor | float, *_rest: Any, **_options: 
     return torch.randn(shape, dtype=like.dtype) * std + mean
 
 
+def _embedding_renorm(table: Tensor, ids: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    """Return the table with the rows that are used shrunk to a norm (`nn.Embedding(max_norm=...)`)."""
+    uses = aten.index_add.default(table.new_zeros(len(table)), 0, ids.flatten(), table.new_ones(ids.numel()))
+    norms = aten.linalg_vector_norm.default(table, norm_type, [1])
+    scale = torch.where((uses > 0) & (norms > max_norm), max_norm / (norms + 1e-7), 1.0)
+    return table * scale.unsqueeze(1)
+
+
 WRITTEN: Final[Mapping[Any, Callable[..., Any]]] = {
     aten.cholesky.default: _cholesky,
     aten.cholesky_solve.default: _cholesky_solve,
@@ -156,6 +164,7 @@ WRITTEN: Final[Mapping[Any, Callable[..., Any]]] = {
     aten._cdist_backward.default: _distances_backward,
     aten.grid_sampler_2d_backward.default: _derivative(aten.grid_sampler_2d.default, 2),
     aten._trilinear.default: _trilinear,
+    aten.embedding_renorm.default: _embedding_renorm,
     aten.multi_margin_loss_backward.default: _multi_margin_backward,
     aten.multilabel_margin_loss_backward.default: _multilabel_margin_backward,
     aten.normal.Tensor_float: _normal,
