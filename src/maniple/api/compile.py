@@ -61,19 +61,20 @@ def _problem(check: Callable[[], None]) -> Iterator[str]:
         yield str(error)
 
 
-def compile_program(program: Program, strategy: Strategy, shared: tuple[str, ...] = ()) -> Plan:
+def compile_program(program: Program, strategy: Strategy, shared: tuple[str, ...] = (), *, idle: bool = False) -> Plan:
     """Return the plan for `program` under `strategy`.
 
     Args:
         program: as captured.
         strategy: how to divide it.
         shared: axes along which devices share memory.
+        idle: whether devices may be left without any row of the batch, as by the last one of an epoch.
 
     Raises:
         StrategyError: if the strategy does not fit the program.
     """
     clean = dce(cse(program))
-    sharded = shard(clean, strategy)
+    sharded = shard(clean, strategy, idle=idle)
     sharded = replace(sharded, program=dce(sharded.program))
     divided = dce(divide(sharded.program, strategy.mesh, shared)) if shared else sharded.program
     return Plan(clean, sharded, divided, lower(divided, strategy.mesh, shared))

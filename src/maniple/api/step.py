@@ -251,7 +251,8 @@ class Step:
         start = time.perf_counter()
         captured = self._frontend.capture(self.function, self.bound, args, promote_float64=self._promote)
         middle = time.perf_counter()
-        plan = compile_program(captured.program, self.strategy, self.engine.shared_axes(self.strategy.mesh))
+        shared, idle = self.engine.shared_axes(self.strategy.mesh), bool(self._compiled)  # the first batch has rows for all
+        plan = compile_program(captured.program, self.strategy, shared, idle=idle)
         return Compiled(signature, self._frontend.Binding(captured), plan, middle - start, time.perf_counter() - middle)
 
     def _log_change(self, signature: Hashable) -> None:

@@ -37,8 +37,14 @@ class Sharded:
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -> Sharded:
+def shard(program: Program, strategy: Strategy, cost: CostModel | None = None, *, idle: bool = False) -> Sharded:
     """Return `program` divided as `strategy` says.
+
+    Args:
+        program: as captured.
+        strategy: how to divide it.
+        cost: what communication costs.
+        idle: whether devices may be left without any row of the batch, as by the last one of an epoch.
 
     Raises:
         StrategyError: if the strategy does not fit the program.
@@ -57,7 +63,7 @@ def shard(program: Program, strategy: Strategy, cost: CostModel | None = None) -
                 raise StrategyError(
                     f"pin {name!r}: {pinned[name]} is a partial result, but an input is whole", hint="split it, or leave it whole: _"
                 )
-    batch = _batch_layouts(program, strategy.size(DATA_AXIS), pinned)
+    batch = _batch_layouts(program, strategy.size(DATA_AXIS), pinned, idle=idle)
     fixed = batch | placed | pinned
     solution = None
     if strategy.size(TENSOR_AXIS) > 1:
@@ -84,14 +90,14 @@ def _notes(strategy: Strategy, batch: Mapping[str, Sharding], solution: Solution
         yield "parameters that cannot stay divided", "; ".join(solution.gathered)
 
 
-def _batch_layouts(program: Program, ways: int, pinned: Collection[str]) -> dict[str, Sharding]:
+def _batch_layouts(program: Program, ways: int, pinned: Collection[str], *, idle: bool) -> dict[str, Sharding]:
     """Return the layout of each batch input that is not pinned: rows over dp, for those that have the batch's number of rows.
 
     That number is the first dim of most of them, less those of which it is another dim (so that a mask [tokens, tokens] does not count);
     of equals, that of the tensors with most elements. It is 1 only if all first dims are.
 
     Raises:
-        StrategyError: if there are fewer rows than data-parallel ways, or no rows at all.
+        StrategyError: if there are fewer rows than data-parallel ways and none may idle, or no batch at all.
     """
     if ways == 1:
         return {}
@@ -108,7 +114,7 @@ def _batch_layouts(program: Program, ways: int, pinned: Collection[str]) -> dict
         return n > 1, len(first) - others, sum(kind.num_elements for kind in first)
 
     rows = max(dict.fromkeys(kind.shape[0] for kind in tensors.values()), key=votes)
-    if rows < ways:
+    if rows < ways and not idle:
         name = next(name for name, kind in tensors.items() if kind.shape[0] == rows)
         raise StrategyError(f"dp={ways} is more ways than {name} has rows: {rows}", hint=f"dp={max(rows, 1)} or a larger batch")
     return {name: Sharding.replicated(kind.rank).split(0, AxisPart(DATA_AXIS)) for name, kind in tensors.items() if kind.shape[0] == rows}
