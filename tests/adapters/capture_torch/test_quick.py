@@ -79,3 +79,14 @@ def assert_equal(remembered: Captured, plain: Captured) -> None:
     assert_same(remembered, plain)
     ours, theirs = ([(op.name, op.attrs, op.location) for op in item.program.ops] for item in (remembered, plain))
     assert ours == theirs
+
+
+def test_alike_operands_of_an_op_without_a_row_are_two() -> None:
+    """The second `tanh` is remembered from the first; what `logaddexp` is made of must not take the one for the other."""
+
+    def twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.logaddexp(x.tanh(), y.tanh())
+
+    captured = capture(twice, [], [torch.ones(3), torch.ones(3)])
+    inputs = {item.value for item in captured.program.inputs}
+    assert inputs <= {value for op in captured.program.ops for value in op.operands}

@@ -92,5 +92,6 @@ def _traced(node: fx.Node, function: Callable[..., Any], sources: list[fx.Node],
 
     mode = detect_fake_mode(values)
     with mode or nullcontext(), torch.no_grad():
-        traced: fx.GraphModule = make_fx(functionalize(call))(*values)
+        own = [value.detach() if isinstance(value, Tensor) else value for value in values]  # nodes of one type may have one value
+        traced: fx.GraphModule = make_fx(functionalize(call))(*own)
     return traced
