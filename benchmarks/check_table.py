@@ -2,6 +2,8 @@
 
     python benchmarks/check_table.py                     # all of it, about an hour on one core; rewrites the pages
     python benchmarks/check_table.py --models mlp --strategies "dp=2" "tp=2" --json out.json --no-pages
+    python benchmarks/check_table.py --models gpt2 llama --json a.json --resume --no-pages    # some of it, taken up again
+    python benchmarks/check_table.py --from-json a.json b.json                                # the pages, from several runs
 
 Exit status 1 if a check fails.
 """
@@ -63,22 +65,39 @@ def measure(model: str, workload: WorkloadConfig, strategy: str, engine: str | N
         report = api.check(CheckConfig(workload=workload, strategy=Strategy.parse(strategy), engine=engine))
     except ManipleError as error:
         return {"model": model, "strategy": strategy, "refused": str(error)}
+    except Exception as error:  # noqa: BLE001  # a fault of ours fails this row, and the hour goes on
+        return {"model": model, "strategy": strategy, "refused": f"{type(error).__name__}: {error}", "equal": False}
     row: Row = orjson.loads(orjson.dumps(report, option=orjson.OPT_NON_STR_KEYS))
     return {**row, "model": model}
 
 
-def measure_all(names: Sequence[str], strategies: Sequence[str], engine: str | None, out: Path | None) -> list[Row]:
-    """Return the reports of all checks; each model is captured, and trained by PyTorch, once for all strategies."""
-    rows: list[Row] = []
+def measure_all(names: Sequence[str], strategies: Sequence[str], engine: str | None, out: Path | None, known: Sequence[Row]) -> list[Row]:
+    """Return the reports of all checks; each model is captured, and trained by PyTorch, once for all strategies.
+
+    Args:
+        names: of the models.
+        strategies: their texts.
+        engine: as `check` takes it.
+        out: written after each row, so that a run that ended early can be taken up again.
+        known: rows of an earlier run, which are not measured again.
+
+    Returns:
+        The rows known before, and those measured.
+    """
+    rows = list(known)
+    done = {(row["model"], row["strategy"]) for row in known}
     traces: dict[Hashable, Captured] = {}
     oracles: dict[Hashable, Mapping[str, Tensor]] = {}
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         share_captures(patch, traces)
         share_oracles(patch, oracles)
         for model in names:
+            left = [strategy for strategy in strategies if (model, strategy) not in done]
+            if not left:
+                continue
             workload = workload_of(model, Path(folder))
             learns = models.load(workload.model, batch=workload.batch, seq=workload.seq, fake=True).description
-            for strategy in strategies:
+            for strategy in left:
                 rows.append({**measure(model, workload, strategy, engine), "learns": learns})
                 print(" | ".join(cells(rows[-1])), flush=True)
                 if out:
@@ -86,6 +105,13 @@ def measure_all(names: Sequence[str], strategies: Sequence[str], engine: str | N
             traces.clear()
             oracles.clear()
     return rows
+
+
+def read(files: Sequence[Path]) -> list[Row]:
+    """Return the rows of several files in the order of `MODELS` and `STRATEGIES`; of one check measured twice, the later file's."""
+    rows: dict[tuple[str, str], Row] = {(row["model"], row["strategy"]): row for file in files for row in orjson.loads(file.read_bytes())}
+    order = {name: number for number, name in enumerate((*MODELS, *STRATEGIES))}
+    return [rows[key] for key in sorted(rows, key=lambda key: [order.get(name, len(order)) for name in key])]
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -162,13 +188,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
     parser.add_argument("--engine", help="realm, realm:4 for 4 processors, reference; by default what `check` takes")
     parser.add_argument("--json", type=Path, help="write every report to this file")
-    parser.add_argument("--from-json", type=Path, help="write the pages from such a file instead of measuring")
+    parser.add_argument("--resume", action="store_true", help="keep what the file of --json has, and measure the rest")
+    parser.add_argument("--from-json", type=Path, nargs="+", help="write the pages from such files instead of measuring")
     parser.add_argument("--no-pages", action="store_true", help="leave docs/results.md and README.md as they are")
     options = parser.parse_args(arguments)
     if options.from_json:
-        rows: list[Row] = orjson.loads(options.from_json.read_bytes())
+        rows = read(options.from_json)
     else:
-        rows = measure_all(options.models, options.strategies, options.engine, options.json)
+        known = read([options.json]) if options.resume and options.json and options.json.exists() else []
+        rows = measure_all(options.models, options.strategies, options.engine, options.json, known)
     if not options.no_pages:
         write_pages(rows)
     return int(not all(row.get("equal", True) for row in rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -44,6 +45,26 @@ def test_check_table(tmp_path: Path) -> None:
     assert good["collectives"].keys() == {"all_reduce"}
     assert "more ways than" in bad["refused"]
     assert printed.count("\n") == 2
+
+
+def test_check_table_takes_up_an_earlier_run(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    known = [{"model": "mlp", "strategy": "dp=2", "refused": "an earlier run", "learns": ""}]
+    out.write_text(json.dumps(known), encoding="utf-8")
+    printed = run("check_table.py", "--models", "mlp", "--strategies", "dp=2", "dp=999", "--json", str(out), "--resume", "--no-pages")
+    assert printed.count("\n") == 1
+    assert [row["strategy"] for row in json.loads(out.read_text(encoding="utf-8"))] == ["dp=2", "dp=999"]
+
+
+def test_check_table_merges_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    check_table = importlib.import_module("check_table")
+    runs = [[("llama", "tp=2", 1), ("gpt2", "tp=2", 1)], [("gpt2", "dp=2", 2), ("llama", "tp=2", 2)]]
+    for number, rows in enumerate(runs):
+        made = [{"model": model, "strategy": strategy, "run": run} for model, strategy, run in rows]
+        (tmp_path / f"{number}.json").write_text(json.dumps(made), encoding="utf-8")
+    found = [tuple(row.values()) for row in check_table.read([tmp_path / "0.json", tmp_path / "1.json"])]
+    assert found == [("gpt2", "dp=2", 2), ("gpt2", "tp=2", 1), ("llama", "tp=2", 2)]
 
 
 def test_train() -> None:
