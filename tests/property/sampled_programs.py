@@ -6,7 +6,7 @@ import importlib
 import math
 import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,23 @@ def all_samples() -> dict[str, list[Any]]:
     return found
 
 
+def free_operands(sample: Any) -> frozenset[int]:
+    """Return the operands of a sample that may hold anything in their range: nothing prepares them, or others from them."""
+    if sample.prepare is None:
+        return frozenset(range(len(sample.operands)))
+    plain = replace(sample, prepare=None)
+    drawn, other = plain.draw(1), plain.draw(2)
+    prepared, found = sample.prepare(drawn), set()
+    for at in range(len(drawn)):
+        changed = [*drawn[:at], other[at], *drawn[at + 1 :]]
+        if all(
+            torch.equal(got, want)
+            for got, want in zip(sample.prepare(changed), [*prepared[:at], other[at], *prepared[at + 1 :]], strict=True)
+        ):
+            found.add(at)
+    return frozenset(found)
+
+
 @dataclass
 class Maker:
     """A program while it is drawn."""
@@ -59,18 +76,29 @@ class Maker:
         return value
 
     def shaped(self, value: Value, shape: tuple[int, ...]) -> Value:
-        """Return the elements of `value`, cut or padded, as `shape`."""
+        """Return the elements of `value`, cut or padded, as `shape`: dim by dim, which leaves splits of others alone, or all in one row."""
         b, have, need = self.builder, value.type.num_elements, math.prod(shape)
-        if value.type.shape == shape:
-            return value
-        if have != need:
-            value = b("reshape", value, like=value.type.with_shape((have,)))
-            if have > need:
-                start = self.rng.randint(0, have - need)
-                value = b("slice", value, dim=0, start=start, limit=start + need, stride=1)
-            else:
-                value = b("pad", value, dim=0, low=0, high=need - have, value=0.3)
+        if have != need and value.type.rank != len(shape) and self.rng.random() < 0.7:
+            missing = max(len(shape) - value.type.rank, 0)
+            lead = max(value.type.rank - len(shape), 0)
+            dims = (*value.type.shape[lead:], *(1,) * missing)
+            if lead:
+                value = b("reduce_max", value, dims=tuple(range(lead)))
+            value = b("reshape", value, like=value.type.with_shape(dims)) if missing else value
+        if have != need and value.type.rank != len(shape):
+            value = self.resized(b("reshape", value, like=value.type.with_shape((have,))), 0, need)
+        elif have != need:
+            for dim, size in enumerate(shape):
+                value = self.resized(value, dim, size)
         return b("reshape", value, like=value.type.with_shape(shape)) if value.type.shape != shape else value
+
+    def resized(self, value: Value, dim: int, size: int) -> Value:
+        """Return `value` with a dim cut or padded to `size`."""
+        have = value.type.shape[dim]
+        if have > size:
+            start = self.rng.randint(0, have - size)
+            return self.builder("slice", value, dim=dim, start=start, limit=start + size, stride=1)
+        return self.builder("pad", value, dim=dim, low=0, high=size - have, value=0.3) if have < size else value
 
     def earlier(self) -> Value | None:
         """Return an earlier value as floats, None if there is none."""
@@ -105,7 +133,7 @@ class Maker:
         drawn = sample.draw(self.rng.randrange(2**31))
         operands = []
         for number, (operand, tensor) in enumerate(zip(sample.operands, drawn, strict=True)):
-            found = self.linked(operand) if sample.prepare is None or number == 0 else None
+            found = self.linked(operand) if number in free_operands(sample) else None
             operands.append(self.fresh(tensor, operand.type) if found is None else found)
         before = len(self.builder.ops)
         self.builder.emit(sample.name, operands, sample.like, **sample.attrs)
@@ -139,7 +167,7 @@ def random_layout(rng: random.Random, kind: TensorType, mesh: Mesh, *, may_be_pe
     for axis in rng.sample(mesh.names, len(mesh.names)):
         if may_be_pending and kind.dtype == "f64" and rng.random() < 0.1:
             layout = layout.with_pending(axis, "sum")
-        elif kind.rank and rng.random() < 0.6:
+        elif kind.rank and rng.random() < 0.75:
             dim = rng.randrange(kind.rank)
             parts, n = layout.dims[dim], kind.shape[dim]
             choices = [(b, u) for b in (1, 2, 3) for u in (1, 2) if n and n % (b * u) == 0] or [(1, 1)]
