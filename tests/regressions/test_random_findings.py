@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from maniple.base.errors import VerifyError
 from maniple.engine.reference import ReferenceEngine
 from maniple.ir import parse_program
 from maniple.kernels.torch import compile_program
 from maniple.lower import lower
-from maniple.mesh import Mesh, Sharding
+from maniple.mesh import Mesh, Sharding, Strategy
 from maniple.shard.cost import CostModel
 from maniple.shard.layouts import Layouts
 from maniple.shard.propagate import propagate
+from maniple.shard.shard import shard
 from maniple.verify.sharded import verify_sharded
 
 
@@ -36,3 +38,39 @@ program {{
     verify_sharded(sharded, mesh)
     got = ReferenceEngine(compile_program).run(lower(sharded, mesh, ()), {"x": x})
     assert torch.equal(got["z"], -x.reshape(shape))
+
+
+def test_gradient_that_another_axis_cuts_into_other_blocks() -> None:
+    """zero=2 splits gradients as their parameters are split, here into two blocks, of which half a dim of two has none."""
+    program = parse_program("""
+program {
+  in %w: f64[2,3] parameter "w"
+  in %x: f64[2,3] batch "x"
+  in %m: f64[2,3] optimizer "optimizer.m.w"
+  %a: f64[2,3] = multiply(%w, %x) forward
+  %g: f64[2,3] = tanh(%a) backward
+  %n: f64[2,3] = add(%m, %g) update
+  %v: f64[2,3] = add(%w, %n) update
+  out %v "w"
+  out %n "optimizer.m.w"
+  gradient %g "w"
+}
+""")
+    text = "tp=2 dp=2 zero=2 place:w={dp/2.tp/2,_} pin:a={tp,_} pin:g={tp,_} pin:x={_,_}"
+    sharded = shard(program, Strategy.parse(text))
+    verify_sharded(sharded.program, sharded.mesh)
+    tensors = {name: torch.rand(2, 3, dtype=torch.float64) for name in ("w", "x", "optimizer.m.w")}
+    got = ReferenceEngine(compile_program).run(lower(sharded.program, sharded.mesh, ()), {name: t.clone() for name, t in tensors.items()})
+    m = tensors["optimizer.m.w"] + (tensors["w"] * tensors["x"]).tanh()
+    torch.testing.assert_close(got["w"], tensors["w"] + m)
+
+
+def test_layout_of_other_blocks_on_one_dim_is_found() -> None:
+    program = parse_program("""
+program {
+  in %x: f64[4]{dp.tp/2} batch "x"
+  out %x "x"
+}
+""")
+    with pytest.raises(VerifyError, match="not cut into the same whole units"):
+        verify_sharded(program, Mesh.parse("dp=2 tp=2"))

@@ -133,9 +133,14 @@ class _Propagation:
             self.split_gradient(value, op)
 
     def split_gradient(self, value: Value, op: Op) -> None:
-        """Split a gradient as its parameter's optimizer state is split, and forget other layouts of it."""
+        """Split a gradient as its parameter's optimizer state is split, and forget other layouts of it.
+
+        In a dim that other axes split already, into blocks and units of their own, it is split into those.
+        """
         for dim, part in self.gradient_splits.pop(value, ()):
-            self.versions.move(value, self.versions.home[value].without(part.axis).split(dim, part), op)
+            home = self.versions.home[value].without(part.axis)
+            others = home.dims[dim]
+            self.versions.move(value, home.split(dim, replace(others[0], axis=part.axis) if others else part), op)
 
     def output(self, item: Output) -> Output:
         """Return the output, laid out as the state it replaces; other results whole."""

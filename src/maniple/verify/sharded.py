@@ -59,6 +59,9 @@ def verify_sharded(program: Program, mesh: Mesh) -> None:
 def _sharding(value: Value) -> Sharding:
     if value.sharding is None or len(value.sharding.dims) != value.type.rank:
         raise VerifyError(f"%{value.name}: {value.type} has no layout of its rank, got {value.sharding}")
+    for n, parts in zip(value.type.shape, value.sharding.dims, strict=True):
+        if parts and (len({(part.blocks, part.unit) for part in parts}) > 1 or n % (parts[0].blocks * parts[0].unit)):
+            raise VerifyError(f"%{value.name}: {value.type} has a dim of {n} that is not cut into the same whole units by {value.sharding}")
     return value.sharding
 
 
