@@ -8,6 +8,7 @@ of size `hi / lo` whose neighbouring indices are `lo` elements apart.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from maniple.ir.program import Input, Op, Program, Value
@@ -152,6 +153,14 @@ def is_view(op: Op) -> bool:
     if len(op.operands) != 1 or len(op.results) != 1 or not (row.moves_data or op.name == "convert"):
         return False
     return op.operands[0].type.num_elements == op.results[0].type.num_elements
+
+
+def single_use(program: Program) -> set[Value]:
+    """Return the values that one op uses, once, and that do not leave the step."""
+    counts = Counter(value for op in program.ops for value in op.operands)
+    counts.update(value for _, value in program.gradients)
+    counts.update(item.value for item in program.outputs)
+    return {value for value, count in counts.items() if count == 1}
 
 
 class Weights:

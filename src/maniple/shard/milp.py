@@ -42,6 +42,7 @@ class Milp:
         self.cost: list[float] = []
         self._is_binary: list[bool] = []
         self._starts, self._columns, self._factors = [0], list[int](), list[float]()
+        self._rows: set[tuple[frozenset[tuple[int, float]], float, float]] = set()
         self._low: list[float] = []
         self._high: list[float] = []
 
@@ -57,8 +58,12 @@ class Milp:
         return len(self.cost) - 1
 
     def row(self, terms: Mapping[int, float], low: float = -highspy.kHighsInf, high: float = highspy.kHighsInf) -> None:
-        """Demand that the sum of `terms` (variable to factor) lies in [low, high]."""
+        """Demand that the sum of `terms` (variable to factor) lies in [low, high]. What is demanded already counts once."""
         kept = {variable: factor for variable, factor in terms.items() if factor}
+        row = (frozenset(kept.items()), low, high)
+        if row in self._rows:
+            return
+        self._rows.add(row)
         self._columns += kept.keys()
         self._factors += kept.values()
         self._starts.append(len(self._columns))

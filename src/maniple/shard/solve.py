@@ -8,6 +8,8 @@ each other is whole. Gradients arrive in their parameter's layout, results whole
 
 Under `sp` tokens may be split where nothing is contracted, partial sums may become split, and what forward keeps for backward has a price.
 
+What is alike (`alike.Likeness`) is laid out alike: the blocks of a model are decided once, however many there are.
+
 Times are those of a batch of at least `REFERENCE_TOKENS`: layouts should not depend on how small a batch a program was captured with.
 """
 
@@ -16,15 +18,16 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from maniple.base.errors import ShardingError
 from maniple.ir.program import STATE_KINDS, Op, Program, Value
 from maniple.ops import definition
+from maniple.shard.alike import DISTANCE, Likeness
 from maniple.shard.choices import Choice, Choices
-from maniple.shard.classes import BatchRegions, keeps_elements
+from maniple.shard.classes import BatchRegions, keeps_elements, single_use
 from maniple.shard.cost import CostModel
 from maniple.shard.follow import change_kind
 from maniple.shard.layouts import parameter_of
@@ -53,7 +56,7 @@ class Solution:
         options: of every forward and backward op.
         inputs: layout along the axis of each parameter and buffer, by name.
         seconds: modelled time of forward and backward, of a batch of at least `REFERENCE_TOKENS`.
-        is_proven: whether no cheaper choice exists.
+        is_proven: whether no cheaper choice exists that lays out alike what is alike.
         gathered: what had to be done against the rules for parameters, each with the user's line.
         changes: (kind, shape) of each layout change that communicates, between ops.
         summary: what was decided, for people.
@@ -95,6 +98,7 @@ def solve(
         ShardingError: if there are no such layouts, or none is found in time.
     """
     start = time.perf_counter()
+    failure = ShardingError(f"no layouts were found within {LIMIT_S:.0f} s", hint="pin the layouts of some parameters in the strategy file")
     regions = BatchRegions(program)
     for is_lenient in (False, True):
         try:
@@ -103,13 +107,14 @@ def solve(
             if is_lenient:
                 raise
             continue
-        model = _Model(choices, cost, max(REFERENCE_TOKENS / _num_tokens(choices), 1.0), sp=sp)
-        outcome = model.milp.solve(limit_s=LIMIT_S)
-        if outcome.values:
-            return model.read(outcome, time.perf_counter() - start)
-        if not outcome.is_proven:
-            break
-    raise ShardingError(f"no layouts were found within {LIMIT_S:.0f} s", hint="pin the layouts of some parameters in the strategy file")
+        for distance in (DISTANCE, math.inf):
+            model = _Model(choices, cost, Likeness(program, choices.ops, choices.pinned, distance), sp=sp)
+            outcome = model.milp.solve(limit_s=LIMIT_S)
+            if outcome.values:
+                return model.read(outcome, time.perf_counter() - start)
+            if not outcome.is_proven:
+                raise failure
+    raise failure
 
 
 class _Model:
@@ -121,10 +126,13 @@ class _Model:
         picked: for each op its choices, each with the variables whose sum says whether it is picked.
         changes: variable of each layout change (value, from, to).
         users: of a layout change of a parameter, the op that asked for it first.
+        alike: what is alike shares its variables, so that the blocks of a model are solved once, and laid out alike.
+        shared: these variables.
     """
 
-    def __init__(self, choices: Choices, cost: CostModel, scale: float, *, sp: bool = False) -> None:
-        self.choices, self.cost, self.scale, self.sp = choices, cost, scale, sp
+    def __init__(self, choices: Choices, cost: CostModel, alike: Likeness, *, sp: bool = False) -> None:
+        self.choices, self.cost, self.alike, self.sp = choices, cost, alike, sp
+        self.scale = max(REFERENCE_TOKENS / _num_tokens(choices), 1.0)
         self.saved, self.regathered = saved(choices.program) if sp else (frozenset[Value](), frozenset[Value]())
         rows = BatchRegions(choices.program, only_rows=True)
         self.growing = rows if rows.num_rows > 1 else choices.regions
@@ -134,8 +142,9 @@ class _Model:
         self.made: dict[Value, dict[Along, list[int]]] = {}
         self.picked: dict[Op, list[tuple[Choice, list[int]]]] = {}
         self.changes: dict[tuple[Value, Along, Along], int] = {}
-        self.users: dict[int, Op | None] = {}
-        self.single = _single_use(choices.program)
+        self.users: dict[tuple[Value, Along, Along], Op | None] = {}
+        self.single = single_use(choices.program)
+        self.shared: dict[Hashable, list[int]] = {}
         for item in choices.program.inputs:
             self.add_input(item.value)
         for op in choices.ops:
@@ -144,18 +153,22 @@ class _Model:
 
     # -- variables --------------------------------------------------------------------------------------------------------------
 
-    def pick_one(self, costs: list[float]) -> list[int]:
-        """Return variables of which exactly one is 1; a lone one costs no variable."""
+    def pick_one(self, key: Hashable, costs: Sequence[float]) -> list[int]:
+        """Return variables of which exactly one is 1, the same for the same key; a lone one costs no variable."""
         if len(costs) == 1:
             self.milp.cost[self.one] += costs[0]
             return [self.one]
-        variables = [self.milp.variable(cost, is_binary=True) for cost in costs]
-        self.milp.row(dict.fromkeys(variables, 1.0), low=1.0, high=1.0)
-        return variables
+        if key not in self.shared:
+            self.shared[key] = [self.milp.variable(is_binary=True) for _ in costs]
+            self.milp.row(dict.fromkeys(self.shared[key], 1.0), low=1.0, high=1.0)
+        for variable, cost in zip(self.shared[key], costs, strict=True):
+            self.milp.cost[variable] += cost
+        return self.shared[key]
 
     def add_input(self, value: Value) -> None:
         layouts = list(self.choices.layouts[value])
-        variables = self.pick_one([_TIE_US * isinstance(layout, Split) for layout in layouts])
+        key = (self.alike.values[value], *layouts)
+        variables = self.pick_one(key, [_TIE_US * isinstance(layout, Split) for layout in layouts])
         self.made[value] = {layout: [variable] for layout, variable in zip(layouts, variables, strict=True)}
 
     def add_op(self, op: Op) -> None:
@@ -163,7 +176,7 @@ class _Model:
         main = self.main_operand(op)
         followed = self.follow(op, main) if main is not None else None
         if followed is None:
-            variables = self.pick_one([self.op_cost(op, choice) for choice in choices])
+            variables = self.pick_one((self.alike.ops[op], choices), [self.op_cost(op, choice) for choice in choices])
             self.picked[op] = [(choice, [variable]) for choice, variable in zip(choices, variables, strict=True)]
             self.demand_operands(op)
         else:
@@ -284,10 +297,13 @@ class _Model:
             size = float(value.type.num_bytes) * (self.scale if value in self.growing else 1.0)
             payload = size / self.choices.ways if kind == "all_to_all" else size
             times = 2 if kind == "all_gather" and value in self.regathered else 1
-            variable = self.milp.variable(times * self.cost.collective_s(kind, payload, self.choices.ways) * _US)
+            (variable,) = self.shared.setdefault((self.alike.values[value], here, want, "change"), [len(self.milp.cost)])
+            if variable == len(self.milp.cost):
+                self.milp.variable()
+            self.milp.cost[variable] += times * self.cost.collective_s(kind, payload, self.choices.ways) * _US
             if value in self.choices.weights.values:
                 self.milp.cost[variable] += _AGAINST_US
-                self.users[variable] = user
+                self.users[key] = user
             self.milp.row({variable: 1.0, **dict.fromkeys(self.made[value][here], -1.0)}, high=0.0)
             self.changes[key] = variable
         return self.changes[key]
@@ -334,15 +350,14 @@ class _Model:
             if outcome.values[variable] > 0.5
         )
         total_s = sum(cost * value for cost, value in zip(self.milp.cost, outcome.values, strict=True)) / _US
-        total_s -= sum(outcome.values[variable] for variable in self.users) * _AGAINST_US / _US
+        total_s -= sum(outcome.values[self.changes[key]] for key in self.users) * _AGAINST_US / _US
         lines = _summary(options, inputs, changes, total_s, outcome, seconds)
         return Solution(options, inputs, total_s, outcome.is_proven, changes, "\n".join(lines), tuple(self.against(outcome, options)))
 
     def against(self, outcome: Outcome, options: Mapping[Op, Option]) -> Iterator[str]:
         """Yield what was done against the rules for parameters: what moves, for which op, and what is computed whole."""
-        for (value, here, want), variable in self.changes.items():
-            if variable in self.users and outcome.values[variable] > 0.5:
-                user = self.users[variable]
+        for (value, here, want), user in self.users.items():
+            if outcome.values[self.changes[value, here, want]] > 0.5:
                 yield f"{change_kind(here, want)} of %{value.name}" + (f" for {user.name}, {user.location}" if user else "")
         for op, option in options.items():
             if op in self.choices.weights.contractions and not option.divides:
@@ -355,14 +370,6 @@ def _num_tokens(choices: Choices) -> float:
     sizes = [max((v.type.num_elements for v in op.operands if v in choices.weights.values), default=0) for op in products]
     rows = [definition(op.name).flops(op) / (2 * size) for op, size in zip(products, sizes, strict=True) if size]
     return max(min(choices.regions.num_tokens, max(rows, default=math.inf)), 1.0)
-
-
-def _single_use(program: Program) -> set[Value]:
-    """Return the values that one op uses, once, and that do not leave the step."""
-    counts = Counter(value for op in program.ops for value in op.operands)
-    counts.update(value for _, value in program.gradients)
-    counts.update(item.value for item in program.outputs)
-    return {value for value, count in counts.items() if count == 1}
 
 
 def _summary(
