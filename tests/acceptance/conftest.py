@@ -49,13 +49,13 @@ def eager_once(monkeypatch: pytest.MonkeyPatch, oracles: dict[Hashable, Mapping[
 def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile and verify a captured program once for each strategy and way of sharing memory; engines of one test share the plans."""
     module = sys.modules["maniple.api.step"]
-    compile_program, plans = module.compile_program, list[tuple[Program, Strategy, tuple[str, ...], Plan]]()
+    compile_program, plans = module.compile_program, list[tuple[Program, Strategy, tuple[str, ...], bool, Plan]]()
 
-    def memoized(program: Program, strategy: Strategy, shared: tuple[str, ...] = ()) -> Plan:
-        known = next((plan for other, *rest, plan in plans if other is program and rest == [strategy, shared]), None)
+    def memoized(program: Program, strategy: Strategy, shared: tuple[str, ...] = (), *, idle: bool = False) -> Plan:
+        known = next((plan for other, *rest, plan in plans if other is program and rest == [strategy, shared, idle]), None)
         if known is None:
-            known = compile_program(program, strategy, shared)
-            plans.append((program, strategy, shared, known))
+            known = compile_program(program, strategy, shared, idle=idle)
+            plans.append((program, strategy, shared, idle, known))
         return known
 
     problems, found = Plan.problems, dict[int, tuple[str, ...]]()

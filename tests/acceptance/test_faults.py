@@ -37,8 +37,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     def install(fault: Fault) -> list[Plan]:
         planted: list[Plan] = []
 
-        def compiled(program: Program, strategy: Strategy, shared: tuple[str, ...] = ()) -> Plan:
-            plan = plans.compile_program(program, strategy, shared)
+        def compiled(program: Program, strategy: Strategy, shared: tuple[str, ...] = (), *, idle: bool = False) -> Plan:
+            plan = plans.compile_program(program, strategy, shared, idle=idle)
             if strategy.num_devices == 1:
                 return plan
             planted.append(fault(plan))
